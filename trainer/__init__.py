@@ -1,0 +1,1 @@
+"""The training engine: configuration, model, precision, memory format, loop, logs, checkpoints."""

@@ -1,0 +1,90 @@
+"""What a run prints before its first step: first what apex's main_amp.py printed, then ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import TrainConfig
+from trainer.hardware import cpu_info, expected_memory, free_memory, half_precision_notice
+from trainer.precision import MEANINGS, Precision, level_options
+from trainer.run_log import Console
+
+
+def say_request(
+    console: Console, asked: TrainConfig, resolved: TrainConfig, device: torch.device, threads: int
+) -> None:
+    """The three options as asked, the cuDNN version or the CPU, the model's name."""
+    console.say(f"opt_level = {resolved.opt_level}")
+    console.say(f"keep_batchnorm_fp32 = {asked.keep_batchnorm_fp32}")
+    console.say(f"loss_scale = {asked.loss_scale}")
+    console.say()
+    if device.type == "cuda":
+        console.say(f"CUDNN VERSION: {torch.backends.cudnn.version()}")
+        console.say(f"GPU: {torch.cuda.get_device_name(device)}")
+    else:
+        name, features = cpu_info()
+        console.say(f"CPU: {name} ({', '.join(sorted(features)) or 'no AVX2'}), {threads} threads a process")
+    console.say()
+    console.say(f"=> creating model '{resolved.arch}'")
+
+
+def say_precision(console: Console, asked: TrainConfig, precision: Precision, model: nn.Module) -> None:
+    """The level's defaults, the overrides, the result, and the real dtypes below."""
+    options = precision.options
+    console.say(f"Selected optimization level {options.opt_level}:  {MEANINGS[options.opt_level]}\n")
+    console.say("Defaults for this optimization level are:")
+    for line in level_options(options.opt_level, precision.half).lines():
+        console.say(line)
+    console.say("Processing user overrides (additional kwargs that are not None)...")
+    console.say("After processing overrides, optimization options are:")
+    for line in options.lines():
+        console.say(line)
+    console.say()
+    console.say("dtypes: " + ", ".join(f"{key} {value}" for key, value in precision.dtypes(model).items()))
+    if precision.device.type == "cpu":
+        notice = half_precision_notice(options.opt_level, precision.half, cpu_info()[1])
+        if notice:
+            console.notice(notice)
+
+
+def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, dropped: int) -> None:
+    """What the run trains on; ``train`` and ``val`` are folder indexes or made-up images."""
+    if resolved.synthetic:
+        console.say(
+            f"data: made-up images (no DIR given): {len(train)} to train on, {len(val)} to validate, {resolved.num_classes} classes, "
+            f"{resolved.image_size} pixels; made in memory, so --workers is not used"
+        )
+    else:
+        console.say(f"data: {resolved.data_dir}: train {train.describe()}; val {val.describe()}")
+        console.say(
+            f"images: train crop {resolved.image_size}, val crop {resolved.val_image_size} of {resolved.val_resize}, {resolved.interpolation}, "
+            f"mean {resolved.mean}, std {resolved.std}; {resolved.workers} workers a rank"
+        )
+    if resolved.num_classes is not None and resolved.num_classes <= 5:
+        console.say(
+            f"{resolved.num_classes} classes: Prec@5 counts the best {min(5, resolved.num_classes)}, so it is always 100"
+        )
+    if dropped:
+        console.notice(
+            f"{dropped} images at the end of each epoch are left over: a rank would get fewer than two of them"
+        )
+
+
+def warn_of_memory(console: Console, model: nn.Module, resolved: TrainConfig, precision: Precision) -> None:
+    """On a CPU, one line where the expected peak is above what is free."""
+    if precision.device.type != "cpu":
+        return
+    assert resolved.image_size is not None
+    factor = 0.5 if precision.options.patch_torch_functions else 1.0
+    expected = expected_memory(
+        model, resolved.image_size, resolved.batch_size, precision.input_dtype, factor, precision.options.master_weights
+    )
+    free = free_memory()
+    if expected is not None and free is not None and expected > free:
+        console.notice(
+            f"this run needs about {expected / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
+            f"lower --batch-size (now {resolved.batch_size}) or --image-size (now {resolved.image_size})"
+        )

@@ -1,0 +1,97 @@
+"""Builds the group, the model with all that wraps it, and the learning-rate schedule, from settings."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import TrainConfig
+from trainer.distributed import Group, read_ranks
+from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
+from trainer.exits import Session
+from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
+from trainer.models import build_model, load_weights
+from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
+from trainer.precision import DTYPES, Precision, level_options, override_options
+from trainer.step import Stepper
+
+
+def open_group(device_name: str, deterministic: bool, session: Session) -> tuple[Group, int]:
+    """Device, backend switches and process group; returns the group and the threads of this process."""
+    ranks = read_ranks()
+    session.main_rank = ranks.is_main
+    device = resolve_device(device_name, ranks.local_rank)
+    set_backends(deterministic)
+    threads = set_threads(ranks, device)
+    session.group = group = Group(ranks, device)
+    return group, threads
+
+
+def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> tuple[Stepper, list[str]]:
+    """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
+
+    ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
+    Returns the stepper and lines for the log.
+    """
+    assert config.num_classes is not None
+    assert config.opt_level is not None
+    seed_everything(config.seed)
+    model = build_model(config.arch, config.num_classes)
+    # Rank 0 first: named weights are downloaded once and then found in the cache.
+    line = None
+    if new_weights:
+        line = group.on_main(lambda: load_weights(model, config.arch, config.pretrained, config.weights))
+        if not group.is_main:
+            load_weights(model, config.arch, config.pretrained, config.weights)
+    if config.sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = apply_to_model(model.to(group.device), resolve_memory_format(config.channels_last))
+    half = DTYPES[config.amp_dtype]
+    options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
+    precision = Precision(options, half, group.device)
+    precision.convert_model(model)
+    optimizer = build_optimizer(precision.bind(model), config.lr, config.momentum, config.weight_decay, group.device)
+    check_stride_orders(optimizer)
+    stepper = Stepper(
+        model,
+        _wrap(model, group, config.compile),
+        optimizer,
+        precision,
+        group,
+        config.label_smoothing,
+        config.clip_grad_norm,
+    )
+    # Ranks built the same model; from here on their dropout differs.
+    seed_everything(config.seed, group.ranks.rank + 1)
+    return stepper, [line] if line else []
+
+
+def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:
+    wrapped = model
+    if group.active:
+        device_ids = [group.device.index] if group.device.type == "cuda" else None
+        # Batch-norm statistics stay each rank's own; rank 0's are broadcast before validation.
+        wrapped = DistributedDataParallel(
+            model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+    return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]
+
+
+def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch: int) -> tuple[LRSchedule, str]:
+    """The learning rate of every step, and a line that says what it will be."""
+    assert config.epochs is not None
+    assert config.lr_warmup_epochs is not None
+    lr, line = scale_lr(config.lr, global_batch_size, config.lr_scaling)
+    cosine = config.lr_schedule == "cosine"
+    drops = () if cosine else drop_epochs(config.lr_milestones, config.lr_step_size, config.epochs)
+    schedule = build_lr_schedule(
+        lr,
+        config.epochs,
+        steps_per_epoch,
+        (config.lr_warmup_epochs, config.lr_warmup_decay),
+        cosine,
+        drops,
+        config.lr_gamma,
+    )
+    return schedule, f"{line}; {schedule.describe()}"

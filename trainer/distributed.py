@@ -1,0 +1,144 @@
+"""Process group, ranks, reductions, and agreement between ranks. One process needs no group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.errors import RunError, UserError
+
+T = TypeVar("T")
+FAREWELL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is, from the launcher's environment."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; a missing one means a single process."""
+    try:
+        world_size = int(environ.get("WORLD_SIZE", "1"))
+        rank = int(environ.get("RANK", "0"))
+        local_rank = int(environ.get("LOCAL_RANK", rank))
+        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+    except ValueError as error:
+        raise UserError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}", True) from None
+    if world_size == 1:
+        return Ranks()
+    return Ranks(rank, world_size, local_rank, local_world_size)
+
+
+class Group:
+    """All ranks of a run. Every method is a no-op or an identity in a world of one."""
+
+    def __init__(self, ranks: Ranks, device: torch.device, timeout_s: float = 300.0) -> None:
+        self.ranks = ranks
+        self.device = device
+        self._store: Any = None
+        if ranks.world_size > 1:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            timeout = timedelta(seconds=timeout_s)
+            self._store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
+            prefixed = dist.PrefixStore("group", self._store)
+            dist.init_process_group(
+                backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout, **options
+            )
+
+    @property
+    def is_main(self) -> bool:
+        return self.ranks.is_main
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def active(self) -> bool:
+        return self._store is not None
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """``tensor`` summed over ranks, on every rank; the argument is left as it is."""
+        if not self.active:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's picklable ``value``, in rank order, on every rank."""
+        if not self.active:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def on_main(self, function: Callable[[], T]) -> T:
+        """Run ``function`` on rank 0 and hand its result, or its RunError, to every rank."""
+        outcome: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                outcome[0] = function()
+            except RunError as error:
+                error.on_every_rank = True
+                outcome[1] = error
+        if self.active:
+            dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Rank 0's batch-norm statistics to every rank."""
+        if self.active:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def barrier(self) -> None:
+        if self.active:
+            dist.barrier()
+
+    def close(self, agreed: bool) -> None:
+        """Leave. Ranks that end by agreement wait for each other, 5 s at most and with SIGTERM
+        ignored, since torchrun terminates the others as soon as one has gone."""
+        if not self.active:
+            return
+        if agreed:
+            previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._wait_for_all()
+            signal.signal(signal.SIGTERM, previous)
+        if dist.is_initialized() and agreed:
+            dist.destroy_process_group()
+        self._store = None
+
+    def _wait_for_all(self) -> None:
+        try:
+            self._store.add("farewell", 1)
+            deadline = time.monotonic() + FAREWELL_SECONDS
+            while self._store.add("farewell", 0) < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.02)
+            # Rank 0 may hold the store: it stays a moment longer, so that the others read the last count.
+            if self.is_main:
+                time.sleep(0.1)
+        except (RuntimeError, dist.DistError):
+            return

@@ -1,0 +1,230 @@
+"""The loop: fit, one epoch, validation. Knows no flag and no level of precision."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.distributed import Group
+from trainer.memory_format import describe_strides
+from trainer.metrics import Means, RunningSums, means_of
+from trainer.models import TrainingLoss, main_output
+from trainer.optim import LRSchedule
+from trainer.profiling import StepProfiler
+from trainer.report import Reporter
+from trainer.step import Plan, Stepper
+from trainer.timing import Clock, StepTimer
+
+
+class TrainBatches(Protocol):
+    """The training loader, as the loop sees it; ``sampler`` knows the global batch size and what is left over."""
+
+    sampler: Any
+
+    @property
+    def steps_in_epoch(self) -> int: ...
+    def epoch(self, epoch: int, consumed: int = 0) -> tuple[Iterator[Plan], Iterator[tuple[Tensor, Tensor]]]: ...
+
+
+class ValBatches(Protocol):
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+class Saver(Protocol):
+    def save(self, progress: Progress, is_best: bool) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a run is. ``step`` counts attempted updates, ``samples_in_epoch`` what the epoch has consumed."""
+
+    epoch: int = 0
+    step: int = 0
+    images_seen: int = 0
+    samples_in_epoch: int = 0
+    best_acc1: float = 0.0
+    best_epoch: int = -1
+    skipped_steps: int = 0
+    epoch_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    epochs: int
+    print_freq: int = 10
+    timing_warmup_steps: int = 5
+    stop_after_epochs: int | None = None
+    stop_after_steps: int | None = None
+
+
+class Engine:
+    """One run's loop over epochs."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        schedule: LRSchedule,
+        group: Group,
+        options: LoopOptions,
+        report: Reporter,
+        saver: Saver,
+        profiler: StepProfiler,
+    ) -> None:
+        self.stepper = stepper
+        self.schedule = schedule
+        self.group = group
+        self.options = options
+        self.report = report
+        self.saver = saver
+        self.profiler = profiler
+        self.clock = Clock(group.device)
+        self.progress = Progress()
+        self._steps_here = 0  # steps and epochs of this start
+        self._epochs_here = 0
+        self._stop = False
+
+    def fit(self, train: TrainBatches, val: ValBatches) -> bool:
+        """Train to the last epoch; True when the run is done, False when it was asked to stop before."""
+        progress = self.progress
+        self.stepper.start(progress.skipped_steps)
+        while progress.epoch < self.options.epochs:
+            if not self.train_one_epoch(train, val):
+                break
+        self.profiler.finish()
+        return progress.epoch >= self.options.epochs
+
+    def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
+        """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
+        progress = self.progress
+        plans, batches = train.epoch(progress.epoch, progress.samples_in_epoch)
+        done = progress.samples_in_epoch // train.sampler.global_batch_size
+        steps = done + sum(1 for _ in train.sampler.plans())
+        self.stepper.wrapped.train()
+        # Sums are summed over ranks when read: what a checkpoint brought counts on rank 0 alone.
+        sums = RunningSums(self.group.device, progress.epoch_sums if self.group.is_main else None)
+        timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done)
+        self._announce(timer, steps - done)
+        self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
+        position = progress.epoch * train.steps_in_epoch
+        for index, plan in enumerate(plans, start=done):
+            # Forward, backward and update.
+            self.profiler.before_step(self._steps_here)
+            lr = self.schedule(position + index)
+            self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+            self._count(plan, timer)
+            # The host waits for the device in steps that are logged, and in no other.
+            if self._is_logged(index, steps):
+                self._log(index, steps, lr, sums, timer)
+                self.stepper.raise_if_non_finite(functools.partial(self._lr_of_step, position + index))
+            if self._stop and index + 1 < steps:
+                return self._leave()
+        self.report.console.end_bar()
+        train_means = means_of(progress.epoch_sums)
+        val_means = self.validate(val)
+        self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
+        return not self._stop or self._leave()
+
+    def _lr_of_step(self, position: int, step: int) -> float:
+        """Rate that attempted update ``step`` had, seen from the latest one, at ``position`` of the schedule."""
+        return self.schedule(position - (self.progress.step - 1 - step))
+
+    def _count(self, plan: Plan, timer: StepTimer) -> None:
+        progress = self.progress
+        timer.step_done(plan.images)
+        progress.step += 1
+        progress.images_seen += plan.images
+        progress.samples_in_epoch += plan.images
+        self._steps_here += 1
+        self._stop |= self._steps_here == self.options.stop_after_steps
+        self._stop |= self.profiler.after_step(self._steps_here - 1)
+        self.report.console.advance()
+
+    def _is_logged(self, index: int, steps: int) -> bool:
+        return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps or self._stop
+
+    def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> None:
+        progress = self.progress
+        now = sums.read(self.group)
+        health = self.stepper.health()
+        progress.skipped_steps = health.skipped_steps
+        means = means_of(now, progress.epoch_sums), means_of(now)
+        self.report.step(progress, (index + 1, steps), lr, means, health, timer)
+        progress.epoch_sums = now
+
+    def _end_epoch(self, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
+        progress = self.progress
+        is_best = progress.best_epoch < 0 or val.acc1 > progress.best_acc1 or math.isnan(progress.best_acc1)
+        if is_best:
+            progress.best_acc1, progress.best_epoch = val.acc1, progress.epoch
+        self.report.epoch(progress, lr, train, val, timer, dropped)
+        progress.epoch += 1
+        progress.samples_in_epoch = 0
+        progress.epoch_sums = [0.0] * 4
+        self.saver.save(progress, is_best)
+        self._epochs_here += 1
+        self._stop |= self._epochs_here == self.options.stop_after_epochs
+
+    def _leave(self) -> bool:
+        """Save inside an epoch (its end has saved already) and say how far the run came."""
+        progress = self.progress
+        self.report.console.end_bar()
+        if progress.samples_in_epoch:
+            self.saver.save(progress, is_best=False)
+        if progress.epoch < self.options.epochs:
+            self.report.console.say(
+                f"stopped after step {progress.step} (epoch {progress.epoch}) as asked; --resume goes on from there"
+            )
+        return False
+
+    @torch.no_grad()
+    def validate(self, val: ValBatches) -> Means:
+        """Loss and accuracy over every validation image once, on the plain module with rank 0's statistics."""
+        model, precision = self.stepper.model, self.stepper.precision
+        self.group.broadcast_buffers(model)
+        self.stepper.buffers.accept()
+        model.eval()
+        criterion, sums, seen = TrainingLoss(), RunningSums(self.group.device), [0.0] * 4
+        timer = StepTimer(self.clock, 0, len(val))
+        self.report.console.start_bar("validation", len(val))
+        for index, (images, target) in enumerate(val):
+            with precision.autocast():
+                output = main_output(model(images))
+            sums.add(criterion(output, target), output, target)
+            timer.step_done(len(target) * self.group.world_size)
+            self.report.console.advance()
+            if self.group.is_main and (
+                index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == len(val)
+            ):
+                now = sums.local()
+                self.report.val_step((index + 1, len(val)), (means_of(now, seen), means_of(now)), timer)
+                seen = now
+        self.report.console.end_bar()
+        means = means_of(sums.read(self.group))
+        self.report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
+        return means
+
+    def _announce(self, timer: StepTimer, steps: int) -> None:
+        if timer.shortened and self._epochs_here == 0:
+            left_out = "all but the first" if timer.warmup_steps else "the only one"
+            self.report.console.notice(
+                f"{steps} steps are too few to leave {self.options.timing_warmup_steps} warm-up steps out of the speed: timing {left_out}"
+            )
+
+    def _described(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same batches; before the first step of a start, says what their real strides are."""
+        if self._steps_here:
+            return batches
+        return self._tell_strides(batches)
+
+    def _tell_strides(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for index, (images, target) in enumerate(batches):
+            if index == 0:
+                self.report.console.say(describe_strides(self.stepper.model, images))
+            yield images, target

@@ -1,0 +1,225 @@
+"""Seeds, threads, backend switches; the settings chosen at the start; the snapshot of what ran where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from trainer.config import TrainConfig
+from trainer.distributed import Ranks
+from trainer.errors import UserError
+from trainer.hardware import describe_device, usable_cores
+from trainer.models import Preset, preset_of
+from trainer.optim import default_milestones, default_warmup
+from trainer.precision import DTYPES, level_options
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+# A resumed run keeps these as they were first chosen, on whatever machine it goes on.
+PINNED = (
+    "num_classes",
+    "image_size",
+    "val_image_size",
+    "val_resize",
+    "interpolation",
+    "mean",
+    "std",
+    "epochs",
+    "opt_level",
+)
+
+
+def resolve_device(name: str, local_rank: int) -> torch.device:
+    """``auto`` takes CUDA, then the CPU; raises UserError for a device that is not here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("--device cuda: this torch finds no CUDA device; take --device cpu", True)
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"local rank {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer processes",
+                True,
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: this torch finds no Apple GPU; take --device cpu", True)
+    return torch.device(name)
+
+
+def resolve_config(
+    config: TrainConfig,
+    device: torch.device,
+    ranks: Ranks,
+    folder_classes: int | None,
+    saved: dict[str, Any] | None = None,
+) -> tuple[TrainConfig, list[str]]:
+    """Fill every null and ``auto``; returns the settings and notices on what was decided.
+
+    ``folder_classes``: classes of DIR/train, None without a folder. ``saved``: the resolved settings
+    of the checkpoint that the run goes on from.
+    """
+    try:
+        config = config.replace(**_pinned(config, saved or {}))
+        notices: list[str] = []
+        config = _resolve_run(config, device, ranks, folder_classes)
+        config = _resolve_input(config, preset_of(config.arch, config.pretrained, config.weights))
+        config = _resolve_precision(config, device, notices)
+        return _resolve_schedule(config), notices
+    except UserError as error:
+        error.on_every_rank = True
+        raise
+
+
+def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
+    pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
+    level = pinned.get("opt_level", config.opt_level)
+    if config.amp_dtype == "auto" and saved.get("opt_level") == level and level not in (None, "O0"):
+        pinned["amp_dtype"] = saved["amp_dtype"]
+    return pinned
+
+
+def _resolve_run(config: TrainConfig, device: torch.device, ranks: Ranks, folder_classes: int | None) -> TrainConfig:
+    if config.num_classes and folder_classes and config.num_classes < folder_classes:
+        raise UserError(
+            f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir}/train"
+        )
+    if config.sync_bn and device.type != "cuda":
+        raise UserError("--sync-bn needs CUDA: torch has no synchronized batch norm for a CPU; drop the flag")
+    return config.replace(
+        synthetic=config.data_dir is None,
+        device=device.type,
+        num_classes=config.num_classes or folder_classes or 1000,
+        epochs=config.epochs or (90 if config.data_dir else 1),
+        workers=max(1, min(4, usable_cores() // ranks.local_world_size)) if config.workers is None else config.workers,
+        val_batch_size=config.val_batch_size or config.batch_size,
+    )
+
+
+def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
+    usual = 299 if config.arch == "inception_v3" else 224
+    image_size = config.image_size or preset.crop_size or usual
+    val_size = config.val_image_size or (image_size if config.image_size else preset.crop_size or image_size)
+    resize = preset.resize_size if preset.resize_size and val_size == preset.crop_size else round(val_size * 256 / 224)
+    resize = config.val_resize or resize
+    if resize < val_size:
+        raise UserError(f"--val-resize {resize} is smaller than the validation crop of {val_size} pixels")
+    return config.replace(
+        image_size=image_size,
+        val_image_size=val_size,
+        val_resize=resize,
+        interpolation=config.interpolation or preset.interpolation or "bilinear",
+        mean=config.mean or preset.mean or IMAGENET_MEAN,
+        std=config.std or preset.std or IMAGENET_STD,
+    )
+
+
+def _resolve_precision(config: TrainConfig, device: torch.device, notices: list[str]) -> TrainConfig:
+    level = config.opt_level or ("O1" if device.type == "cuda" else "O0")
+    if device.type == "mps":
+        notices.append("mps is untested and runs O0")
+        if level != "O0":
+            raise UserError(f"--device mps runs O0 only, got --opt-level {level}")
+    dtype, scale = config.amp_dtype, config.loss_scale
+    if dtype == "auto":
+        dtype = "float16" if device.type == "cuda" else "bfloat16"
+        if dtype == "bfloat16" and level != "O0" and scale not in (None, 1.0):
+            notices.append(
+                f"bfloat16, the choice for a CPU, needs no loss scale: {scale} is not used (--amp-dtype float16 would)"
+            )
+            scale = 1.0
+        if dtype == "bfloat16" and level == "O0" and scale is not None:
+            dtype = "float16"  # nothing is half at O0; the asked scale acts on float32 gradients
+    # Checked with the level filled in, so that an impossible pair is named as such.
+    config = config.replace(opt_level=level)
+    defaults = level_options(level, DTYPES[dtype])
+    return config.replace(
+        amp_dtype=dtype,
+        keep_batchnorm_fp32=defaults.keep_batchnorm_fp32
+        if config.keep_batchnorm_fp32 is None
+        else config.keep_batchnorm_fp32,
+        loss_scale=defaults.loss_scale if scale is None else scale,
+    )
+
+
+def _resolve_schedule(config: TrainConfig) -> TrainConfig:
+    assert config.epochs is not None
+    milestones = config.lr_milestones
+    if config.lr_schedule == "step" and config.lr_step_size is None and milestones is None:
+        milestones = default_milestones(config.epochs)
+    warmup = config.lr_warmup_epochs
+    if warmup is None:
+        first = min(milestones or (), default=config.lr_step_size or float(config.epochs))
+        warmup = min(default_warmup(config.epochs), first)
+    return config.replace(lr_milestones=milestones, lr_warmup_epochs=warmup)
+
+
+def set_threads(ranks: Ranks, device: torch.device) -> int:
+    """On a CPU, usable cores over local ranks, unless the user set OMP_NUM_THREADS; returns the count."""
+    if device.type == "cpu" and not _user_set_threads(ranks):
+        torch.set_num_threads(max(1, usable_cores() // ranks.local_world_size))
+    return torch.get_num_threads()
+
+
+def _user_set_threads(ranks: Ranks) -> bool:
+    value = os.environ.get("OMP_NUM_THREADS")
+    if value is None:
+        return False
+    if value != "1" or "TORCHELASTIC_RUN_ID" not in os.environ or ranks.local_world_size == 1:
+        return True
+    # torchrun sets it to 1 for its workers; its own start environment tells whether the user did.
+    try:
+        return b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed torch's generators on every device. Ranks differ in dropout, not in the model they build."""
+    torch.manual_seed(seed * 1_000_003 + rank)
+
+
+def set_backends(deterministic: bool) -> None:
+    """cudnn.benchmark unless ``deterministic``; then every op must be deterministic or raise."""
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def snapshot(device: torch.device, ranks: Ranks) -> dict[str, Any]:
+    """Versions, hardware, git revision and command line, as plain types."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "folder": os.getcwd(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
+        "git_revision": _git_revision(),
+        "world_size": ranks.world_size,
+        "threads": torch.get_num_threads(),
+        **describe_device(device),
+    }
+
+
+def _git_revision() -> str | None:
+    here = str(Path(__file__).parent)
+    try:
+        found = subprocess.run(
+            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,39 @@
+"""Errors that end a run on purpose, each with the exit code it ends with.
+
+They reach the user as one line on stderr; any other exception is a bug of ours or of the
+user's own model and keeps its traceback (exit code 1).
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USER = 2
+EXIT_NON_FINITE = 3
+EXIT_INTERRUPTED = 130
+
+
+class RunError(Exception):
+    """A run that ends with a sentence instead of a traceback.
+
+    ``on_every_rank`` is True where all ranks raise the same error at the same place, so that
+    rank 0 alone needs to print it.
+    """
+
+    exit_code = EXIT_ERROR
+
+    def __init__(self, message: str, on_every_rank: bool = False) -> None:
+        super().__init__(message)
+        self.on_every_rank = on_every_rank
+
+
+class UserError(RunError, ValueError):
+    """The user's mistake: a flag, a path, a file. Exit code 2."""
+
+    exit_code = EXIT_USER
+
+
+class NonFiniteError(RunError):
+    """Training met a NaN or an infinity that it must not go on from. Exit code 3."""
+
+    exit_code = EXIT_NON_FINITE

@@ -1,0 +1,52 @@
+"""The last act of a run: fit or evaluate, then the closing lines and records."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from trainer.config import KEYS, NOT_IN_FILE, PER_START, TrainConfig
+from trainer.engine import Engine, TrainBatches, ValBatches
+from trainer.exits import Session
+from trainer.progress import duration
+
+
+def fit(
+    engine: Engine, train: TrainBatches, val: ValBatches, config: TrainConfig, session: Session
+) -> tuple[str, str | None]:
+    """Train to the end or to where the run was asked to stop; returns state and reason."""
+    started, progress = time.perf_counter(), engine.progress
+    if progress.epoch >= engine.options.epochs:
+        engine.report.console.say(
+            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done; --epochs N goes on"
+        )
+    done = engine.fit(train, val)
+    if session.files is not None and done:
+        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
+        session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1})
+    best = (
+        f"best Prec@1 {progress.best_acc1:.3f} at epoch {progress.best_epoch}"
+        if progress.best_epoch >= 0
+        else "no epoch validated yet"
+    )
+    where = f"; run folder {session.folder.path}" if session.folder is not None else ""
+    engine.report.console.say(
+        f"{'Done' if done else 'Stopped'}: {best}; {duration(time.perf_counter() - started)}{where}"
+    )
+    return ("done", None) if done else ("preempted", "stopped as asked, before the last epoch")
+
+
+def evaluate(engine: Engine, val: ValBatches) -> tuple[str, str | None]:
+    """Validate once and record the result in the run's own folder."""
+    means, progress = engine.validate(val), engine.progress
+    record: dict[str, Any] = {
+        "epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen,
+        "val_loss": means.loss, "val_acc1": means.acc1, "val_acc5": means.acc5, "val_images": means.images,
+    }  # fmt: skip
+    console, files = engine.report.console, engine.report.files
+    console.say(
+        f"Evaluated {means.images} images: loss {means.loss:.4f} Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}"
+    )
+    if files is not None:
+        files.add_epoch(record)
+    return "done", None

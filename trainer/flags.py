@@ -1,0 +1,107 @@
+"""The flag table: one row a flag, in the order ``--help`` shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GROUPS = ("data", "model", "schedule and optimizer", "precision, memory format, device", "run and output")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One flag: its key in TrainConfig, its spellings (canonical first), its help."""
+
+    group: str
+    key: str
+    flags: tuple[str, ...]
+    help: str
+    metavar: str | tuple[str, ...] = "N"
+    const: str | None = None  # a bare flag that stands for this value of the key
+    many: bool = False  # takes any number of numbers
+
+    def help_text(self, default: Any) -> str:
+        if default is None or default is False or self.const is not None or "default" in self.help:
+            return self.help
+        shown = " ".join(f"{item:g}" for item in default) if isinstance(default, tuple) else default
+        return f"{self.help} (default: {shown})"
+
+
+def _rows(group: str, *rows: tuple[Any, ...]) -> list[Row]:
+    return [Row(group, key, tuple(flags.split()), text, *rest) for key, flags, text, *rest in rows]
+
+
+ROWS: list[Row] = [
+    *_rows(
+        GROUPS[0],
+        ("data_dir", "--data-dir --data-path", "the same as the positional DIR", "DIR"),
+        ("synthetic", "--synthetic --dummy", "train on made-up images; what happens without DIR anyway"),
+        ("synthetic_size", "--synthetic-size", "made-up training images; a tenth as many for validation"),
+        ("num_classes", "--num-classes", "outputs of the model (default: the classes of DIR/train, or 1000)"),
+        ("image_size", "--image-size --train-crop-size --img-size", "training crop, pixels (default: 224; 299 for inception_v3)"),
+        ("val_image_size", "--val-image-size --val-crop-size", "validation crop, pixels (default: the image size)"),
+        ("val_resize", "--val-resize --val-resize-size", "shorter side before that crop (default: crop * 256/224)"),
+        ("interpolation", "--interpolation", "bilinear or bicubic (default: bilinear)", "NAME"),
+        ("mean", "--mean", "channel means in 0..1 (default: ImageNet's)", ("R", "G", "B")),
+        ("std", "--std", "channel deviations in 0..1 (default: ImageNet's)", ("R", "G", "B")),
+        ("hflip", "--hflip", "probability of a left-right flip in training", "PROB"),
+        ("crop_scale", "--crop-scale", "share of the image's area a training crop takes", ("MIN", "MAX")),
+        ("batch_size", "-b --batch-size --b", "images a step and process"),
+        ("val_batch_size", "--val-batch-size -vb", "images a validation batch (default: the batch size)"),
+        ("workers", "-j --workers", "loader processes a rank (default: min(4, usable cores / ranks on this machine))"),
+    ),
+    *_rows(
+        GROUPS[1],
+        ("arch", "-a --arch --model", "a torchvision name, timm:NAME, or package.module:factory (your code, called as factory(num_classes=N))", "ARCH"),
+        ("pretrained", "--pretrained", "start from the architecture's default weights"),
+        ("weights", "--weights", "start from these: a name such as IMAGENET1K_V2, or a file", "NAME_OR_PATH"),
+    ),
+    *_rows(
+        GROUPS[2],
+        ("epochs", "--epochs", "epochs in all (default: 90 with DIR, 1 without)"),
+        ("start_epoch", "--start-epoch", "count epochs from here"),
+        ("steps_per_epoch", "--steps-per-epoch", "end each epoch after this many steps (default: the whole epoch)"),
+        ("lr", "--lr --learning-rate", "learning rate for 256 images a step, see --lr-scaling", "LR"),
+        ("momentum", "--momentum", "momentum of SGD", "M"),
+        ("weight_decay", "--weight-decay --wd", "weight decay of every parameter", "W"),
+        ("lr_scaling", "--lr-scaling", "linear: times batch x ranks x accumulation / 256; none: --lr as it is", "RULE"),
+        ("lr_schedule", "--lr-schedule --lr-scheduler --sched", "step or cosine (multisteplr, steplr, cosineannealinglr are understood)", "NAME"),
+        ("lr_milestones", "--lr-milestones", "epochs at which the rate drops (default: 30 60 80 of 90, scaled to --epochs)", "EPOCH", None, True),
+        ("lr_step_size", "--lr-step-size", "drop the rate every so many epochs instead", "EPOCHS"),
+        ("lr_gamma", "--lr-gamma", "factor of a drop", "F"),
+        ("lr_warmup_epochs", "--lr-warmup-epochs --warmup-epochs", "epochs of linear warm-up (default: 5 of 90, scaled to --epochs)", "EPOCHS"),
+        ("lr_warmup_decay", "--lr-warmup-decay", "share of the rate at which the warm-up starts", "F"),
+        ("grad_accum_steps", "--grad-accum-steps --grad-accum", "batches whose gradients make one step"),
+        ("clip_grad_norm", "--clip-grad-norm --clip-grad", "clip the gradients' norm to this (default: off)", "NORM"),
+        ("label_smoothing", "--label-smoothing --smoothing", "label smoothing of the training loss", "F"),
+    ),
+    *_rows(
+        GROUPS[3],
+        ("opt_level", "--opt-level", "O0 float32, O1 autocast, O2 half with float32 masters, O3 all half (default: O1 on CUDA, else O0)", "LEVEL"),
+        ("opt_level", "--amp", "the same as --opt-level O1", "LEVEL", "O1"),
+        ("amp_dtype", "--amp-dtype", "auto, float16 or bfloat16; auto is float16 on CUDA, bfloat16 on a CPU", "DTYPE"),
+        ("keep_batchnorm_fp32", "--keep-batchnorm-fp32", "O2, O3: batch norm in float32 or not (default: the level's)"),
+        ("loss_scale", "--loss-scale", "a number or 'dynamic' (default: the level's)", "SCALE"),
+        ("channels_last", "--channels-last", "model and every batch in torch.channels_last; bare means true (default: false)"),
+        ("sync_bn", "--sync-bn --sync_bn", "batch-norm statistics over all ranks (CUDA)"),
+        ("device", "--device", "auto, cpu, cuda or mps", "NAME"),
+        ("compile", "--compile --torchcompile", "torch.compile the model"),
+    ),
+    *_rows(
+        GROUPS[4],
+        ("config", "-c --config", "YAML file of these flags, underscores for dashes; the command line wins", "FILE"),
+        ("output_dir", "--output-dir --output", "run folder (default: runs/<date-time>-<arch>-<level>-<memory format>)", "DIR"),
+        ("resume", "--resume", "checkpoint to go on from, or auto: the newest matching run that is not done", "PATH"),
+        ("stop_after_epochs", "--stop-after-epochs", "save and leave after this many epochs of this start; the schedule stays"),
+        ("stop_after_steps", "--stop-after-steps", "the same in steps"),
+        ("evaluate", "-e --evaluate --test-only", "validate once and leave; weights from --resume or --weights"),
+        ("seed", "--seed", "seed of weights, order and augmentation"),
+        ("deterministic", "--deterministic --use-deterministic-algorithms", "bitwise equal reruns, slower on a GPU"),
+        ("print_freq", "-p --print-freq --log-interval", "steps between log lines"),
+        ("timing_warmup_steps", "--timing-warmup-steps", "first steps of an epoch that its speed leaves out"),
+        ("tensorboard", "--tensorboard", "write TensorBoard event files"),
+        ("prof", "--prof", "profile steps N to N+9, write a trace, stop"),
+        ("traceback", "--traceback", "show the traceback of an error that is the user's too"),
+        ("local_rank", "--local-rank --local_rank", "accepted for launchers that pass it; the environment decides"),
+    ),
+]  # fmt: skip

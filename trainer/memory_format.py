@@ -1,0 +1,81 @@
+"""Memory format: name it, apply it to model, batch and optimizer state, read it off a tensor.
+
+Always through ``.to(memory_format=...)``: only ``to`` gives meaningful strides where N, C, H or W is 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def resolve_memory_format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def memory_format_name(memory_format: torch.memory_format) -> str:
+    """``channels_last`` or ``contiguous_format``, the word used in files and folder names."""
+    return str(memory_format).removeprefix("torch.")
+
+
+@torch.no_grad()
+def apply_to_model(model: nn.Module, memory_format: torch.memory_format) -> nn.Module:
+    """Convert 4-D parameters and buffers in place; tensors of any other rank are left alone.
+
+    ``Module.to(memory_format=)`` would also touch 5-D weights and raise there.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=memory_format)
+    return model
+
+
+def apply_to_batch(images: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``images`` (N, C, H, W) in the asked format; no copy where it has it already."""
+    return images.to(memory_format=memory_format)
+
+
+@torch.no_grad()
+def apply_to_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give each state tensor of a parameter's shape that parameter's strides.
+
+    ``load_state_dict`` keeps the strides of the file, which are contiguous; fused SGD walks raw
+    memory on the CPU and would then mix up elements without an error.
+    """
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def stride_order(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions from the widest stride to the narrowest, those of size 1 left out.
+
+    Two dense tensors of one shape lie in memory in the same order when these agree.
+    """
+    strides = tensor.stride()
+    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    return tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
+
+
+def check_stride_orders(optimizer: torch.optim.Optimizer) -> None:
+    """Assert that parameter, gradient and optimizer state agree in stride order (our own invariant)."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            order = stride_order(parameter)
+            others = {"gradient": parameter.grad, **optimizer.state.get(parameter, {})}
+            for name, other in others.items():
+                if isinstance(other, Tensor) and other.shape == parameter.shape:
+                    assert stride_order(other) == order, (
+                        f"{name} of a {tuple(parameter.shape)} parameter has strides {other.stride()}, "
+                        f"the parameter {parameter.stride()}: a fused step would mix up its elements"
+                    )
+
+
+def describe_strides(model: nn.Module, images: Tensor) -> str:
+    """One line: the real strides of the first batch and of the first 4-D weight."""
+    line = f"first batch {tuple(images.shape)} strides {images.stride()}"
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 4:
+            return f"{line}; {name} {tuple(parameter.shape)} strides {parameter.stride()}"
+    return line

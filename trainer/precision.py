@@ -1,0 +1,218 @@
+"""O0..O3 on native torch: autocast, loss scale and float32 master weights behind one object.
+
+The levels are those of NVIDIA apex's former ``amp``; the table of their options is the one its logs
+print. The training loop has no branch on the level.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LevelOptions:
+    """What a level stands for; the fields and their order are those that apex printed."""
+
+    enabled: bool
+    opt_level: str
+    cast_model_type: torch.dtype | None
+    patch_torch_functions: bool
+    keep_batchnorm_fp32: bool | None
+    master_weights: bool
+    loss_scale: float | str
+
+    def lines(self) -> list[str]:
+        return [f"{field.name:<23}: {getattr(self, field.name)}" for field in dataclasses.fields(self)]
+
+
+MEANINGS = {
+    "O0": "Pure FP32 training.",
+    "O1": "Insert automatic casts around Pytorch functions and Tensor methods.",
+    "O2": "FP16 training with FP32 batchnorm and FP32 master weights.",
+    "O3": "Pure FP16 training.",
+}
+
+
+def level_options(opt_level: str, half: torch.dtype) -> LevelOptions:
+    """The defaults of a level. bfloat16 has float32's range: its loss scale is 1 at every level."""
+    dynamic = "dynamic" if half is torch.float16 else 1.0
+    return {
+        "O0": LevelOptions(True, "O0", torch.float32, False, None, False, 1.0),
+        "O1": LevelOptions(True, "O1", None, True, None, False, dynamic),
+        "O2": LevelOptions(True, "O2", half, False, True, True, dynamic),
+        "O3": LevelOptions(True, "O3", half, False, False, False, 1.0),
+    }[opt_level]
+
+
+def override_options(options: LevelOptions, keep_batchnorm_fp32: bool | None, loss_scale: Any) -> LevelOptions:
+    changes = {"keep_batchnorm_fp32": keep_batchnorm_fp32, "loss_scale": loss_scale}
+    return dataclasses.replace(options, **{key: value for key, value in changes.items() if value is not None})
+
+
+class Precision:
+    """One run's precision. Order of calls: ``convert_model``, ``bind``, then per step ``autocast``,
+    ``backward``, ``collect_gradients``, ``step``.
+
+    A GradScaler is always there: a fixed scale is set again each step, so that its check for
+    non-finite gradients guards every level alike.
+    """
+
+    def __init__(self, options: LevelOptions, half: torch.dtype, device: torch.device) -> None:
+        self.options = options
+        self.half = half
+        self.device = device
+        self.dynamic = options.loss_scale == "dynamic"
+        scale = 65536.0 if self.dynamic else float(options.loss_scale)
+        self._fixed_scale = None if self.dynamic else scale
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=scale)
+        self._masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._of_model: list[nn.Parameter] = []
+        self._one = torch.ones((), device=device)
+        self._nan = torch.full((), float("nan"), device=device)
+        self._zero = torch.zeros((), device=device)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """What images are normalised into: half for a half model, else float32."""
+        cast = self.options.cast_model_type
+        return torch.float32 if cast is None else cast
+
+    def convert_model(self, model: nn.Module) -> nn.Module:
+        """Cast floating parameters and buffers in place, batch norm apart where it stays float32."""
+        dtype = self.options.cast_model_type
+        if dtype in (None, torch.float32):
+            return model
+        for module in model.modules():
+            if self.options.keep_batchnorm_fp32 and isinstance(module, _BatchNorm):
+                continue
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.to(dtype)
+        return model
+
+    def bind(self, model: nn.Module) -> list[nn.Parameter]:
+        """Make the master weights and return what the optimizer steps, in ``model.parameters()`` order."""
+        self._of_model = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._masters = []
+        stepped = []
+        for parameter in self._of_model:
+            if self.options.master_weights and parameter.dtype is not torch.float32:
+                master = nn.Parameter(parameter.detach().float())  # keeps the strides of a dense tensor
+                self._masters.append((parameter, master))
+                stepped.append(master)
+            else:
+                stepped.append(parameter)
+        return stepped
+
+    def autocast(self) -> torch.autocast:
+        """A fresh context for one forward pass: one that spans steps would keep stale half copies."""
+        enabled = self.options.patch_torch_functions
+        return torch.autocast(self.device.type, dtype=self.half if enabled else None, enabled=enabled)
+
+    def backward(self, loss: Tensor) -> None:
+        self._scaler.scale(loss).backward()
+
+    @torch.no_grad()
+    def collect_gradients(self) -> Tensor:
+        """Bring the gradients to where the optimizer reads them; their norm, loss scale taken out (device scalar)."""
+        with_gradient = [(half, master) for half, master in self._masters if half.grad is not None]
+        for half, master in self._masters:
+            if half.grad is None:
+                master.grad = None
+            elif master.grad is None:
+                master.grad = torch.empty_like(master)
+        if with_gradient:
+            torch._foreach_copy_([m.grad for _, m in with_gradient], [h.grad for h, _ in with_gradient])  # type: ignore[misc]
+        norms = torch._foreach_norm(self._gradients(), 2, dtype=torch.float32)
+        return torch.linalg.vector_norm(torch.stack(norms)) / self.scale_on_device()
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer, norm: Tensor, bad: Tensor, clip_norm: float | None) -> None:
+        """One optimizer update, or none where ``bad`` > 0; decided on the device.
+
+        Clipping multiplies the scaled gradients: the same as unscaling first, and it works for half
+        gradients too, which ``GradScaler.unscale_`` refuses. ``bad`` enters as a NaN in the smallest
+        gradient, since ``GradScaler.step`` would overwrite a ``found_inf`` set from outside.
+        """
+        gradients = self._gradients()
+        if clip_norm is not None:
+            factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        smallest = min(gradients, key=torch.numel)
+        smallest.add_(torch.where(bad > 0, self._nan, self._zero).to(smallest.dtype))
+        self._scaler.step(optimizer)
+        self._scaler.update(self._fixed_scale)
+        self.refresh_model()
+
+    @torch.no_grad()
+    def refresh_model(self) -> None:
+        """Copy the master weights into the half model."""
+        if self._masters:
+            torch._foreach_copy_([half for half, _ in self._masters], [master for _, master in self._masters])
+
+    def scale_on_device(self) -> Tensor:
+        """The loss scale as a device scalar, read without a host sync."""
+        return self._scaler.scale(self._one)
+
+    def scale(self) -> float:
+        """The loss scale as a number; waits for the device."""
+        return float(self._scaler.get_scale())
+
+    def _gradients(self) -> list[Tensor]:
+        masters = {id(half): master for half, master in self._masters}
+        stepped = (masters.get(id(parameter), parameter) for parameter in self._of_model)
+        return [parameter.grad for parameter in stepped if parameter.grad is not None]
+
+    def model_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model for a file: float32 (masters where there are some), contiguous, on the CPU."""
+        masters = {id(half): master for half, master in self._masters}
+        state = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            value = masters.get(id(tensor), tensor).detach()
+            value = value.float() if value.is_floating_point() else value
+            state[name] = value.to("cpu", copy=True).contiguous()
+        return state
+
+    @torch.no_grad()
+    def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """Inverse of ``model_state``, for any level that saved it; strides stay the model's."""
+        model.load_state_dict(state)
+        names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+        for half, master in self._masters:
+            master.copy_(state[names[id(half)]])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scale and growth tracker of a dynamic scale, as plain numbers."""
+        return {"loss_scale": self._scaler.state_dict() if self.dynamic else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A fixed scale is what the flags say; only a dynamic one goes on from the file."""
+        if self.dynamic and state.get("loss_scale"):
+            self._scaler.load_state_dict(state["loss_scale"])
+
+    def dtypes(self, model: nn.Module) -> dict[str, str]:
+        """The real dtypes, read off the model: what the start prints below the option table."""
+        weights = [p for m in model.modules() if not isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
+        weight = next((p for p in weights if p.dim() == 4), weights[0])
+        norms = [p for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
+        scaler = "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}"
+        return {
+            "conv weight": _name(weight.dtype),
+            "batch norm": _name(norms[0].dtype) if norms else "none",
+            "master weights": "float32" if self._masters else "none",
+            "input": _name(self.input_dtype),
+            "autocast": _name(self.half) if self.options.patch_torch_functions else "off",
+            "loss scale": scaler,
+        }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

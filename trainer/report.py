@@ -1,0 +1,99 @@
+"""Turns what the loop measured into records and lines, and hands them to console and files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer.distributed import Group
+from trainer.hardware import peak_memory_gib
+from trainer.metrics import Means
+from trainer.progress import epoch_line, train_line, val_explosion, val_line
+from trainer.run_log import Console, RunFiles
+from trainer.step import Health
+from trainer.timing import StepTimer
+
+if TYPE_CHECKING:
+    from trainer.engine import Progress
+
+
+class Reporter:
+    """``files`` is None on every rank but the first, and ``console`` silent there."""
+
+    def __init__(self, console: Console, files: RunFiles | None, group: Group) -> None:
+        self.console = console
+        self.files = files
+        self._group = group
+
+    def step(
+        self,
+        progress: Progress,
+        place: tuple[int, int],
+        lr: float,
+        means: tuple[Means, Means],
+        health: Health,
+        timer: StepTimer,
+    ) -> None:
+        """A logged step. ``place``: (step in the epoch, steps in it); ``means``: since the last line, and of the epoch."""
+        speed = timer.line()
+        window, running = means
+        self.console.say(train_line(progress.epoch, *place, speed, window, running))
+        if self.files is None:
+            return
+        self.files.add_step(
+            {
+                **_place(progress),
+                "loss": window.loss,
+                "acc1": window.acc1,
+                "acc5": window.acc5,
+                "lr": lr,
+                "loss_scale": health.loss_scale,
+                "grad_norm": health.grad_norm,
+                "skipped_steps": health.skipped_steps,
+                **self._speed(speed["images_per_sec"]),
+                "step_time_ms": 1000 * speed["step_s"],
+                "data_wait_share": speed["data_wait_share"],
+                "peak_memory_gib": peak_memory_gib(self._group.device),
+            }
+        )
+
+    def val_step(self, place: tuple[int, int], means: tuple[Means, Means], timer: StepTimer) -> None:
+        self.console.say(val_line(*place, timer.line(), *means))
+
+    def epoch(self, progress: Progress, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
+        """The end of an epoch; ``dropped``: its images that no step took."""
+        speed = timer.epoch()
+        record: dict[str, Any] = {
+            **_place(progress),
+            "lr": lr,
+            "train_loss": train.loss,
+            "train_acc1": train.acc1,
+            "train_acc5": train.acc5,
+            "val_loss": val.loss,
+            "val_acc1": val.acc1,
+            "val_acc5": val.acc5,
+            **self._speed(speed["images_per_sec"]),
+            "wall_images_per_sec": speed["wall_images_per_sec"],
+            "data_wait_share": speed["data_wait_share"],
+            "peak_memory_gib": peak_memory_gib(self._group.device),
+            "steady_steps": speed["steady_steps"],
+            "timing_warmup_steps": timer.warmup_steps,
+            "skipped_steps": progress.skipped_steps,
+            "dropped_images": dropped,
+        }
+        self.console.say(epoch_line(record))
+        explosion = val_explosion(record)
+        if explosion:
+            self.console.notice(explosion)
+        if self.files is not None:
+            self.files.add_epoch(record)
+            self.files.flush()
+
+    def _speed(self, images_per_sec: float) -> dict[str, float]:
+        return {
+            "images_per_sec_total": images_per_sec,
+            "images_per_sec_per_device": images_per_sec / self._group.world_size,
+        }
+
+
+def _place(progress: Progress) -> dict[str, int]:
+    return {"epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen}

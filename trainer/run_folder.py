@@ -1,0 +1,149 @@
+"""The folder of a run: its name, its lock, its settings and status; and finding one to go on with."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import read_config_file
+from trainer.config import DEFAULTS, KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
+from trainer.errors import UserError
+
+RUNS = "runs"
+LAST = "last.pt"
+BEST = "best.pt"
+
+
+class RunFolder:
+    """A locked run folder. Rank 0 makes it; other ranks know its path alone."""
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, asked: TrainConfig, resolved: TrainConfig) -> None:
+        _write_atomically(self.path / "config.yaml", to_yaml(asked))
+        _write_atomically(self.path / "resolved.yaml", to_yaml(resolved))
+
+    def write_environment(self, facts: dict[str, Any]) -> None:
+        """Facts of this start; command and time of earlier ones stay below ``earlier_starts``."""
+        target = self.path / "environment.json"
+        earlier = read_json(target)
+        starts = (
+            [*earlier.get("earlier_starts", []), {key: earlier.get(key) for key in ("time", "command")}]
+            if earlier
+            else []
+        )
+        _write_atomically(target, json.dumps({**facts, "earlier_starts": starts}, indent=2) + "\n")
+
+    def write_status(self, state: str, why: str | None = None, exit_code: int | None = None) -> None:
+        """``state``: running, done, preempted or failed."""
+        content = {"state": state, "why": why, "exit_code": exit_code, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        _write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def open_run_folder(path: Path, resuming: bool) -> RunFolder:
+    """Make and lock a run folder, or lock an existing one that is resumed. Raises UserError."""
+    is_run = (path / "config.yaml").exists() or (path / "checkpoints").exists()
+    if is_run and not resuming:
+        raise UserError(
+            f"{path} holds a run already: give another --output-dir, or go on with it by --resume auto --output-dir {path}"
+        )
+    try:
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock = _try_lock(path)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {path}: {error.strerror or error}") from error
+    if lock is None:
+        raise UserError(f"{path} is in use by a running process: wait for it, or give another --output-dir")
+    return RunFolder(path, lock)
+
+
+def new_run_path(arch: str, opt_level: str, memory_format: str) -> Path:
+    """``runs/<date-time>-<arch>-<opt level>-<memory format>``, a counter after it where that is taken."""
+    name = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in arch)
+    path = Path(RUNS) / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{opt_level}-{memory_format}"
+    counter, free = 2, path
+    while free.exists():
+        free = path.with_name(f"{path.name}-{counter}")
+        counter += 1
+    return free
+
+
+def find_resumable(config: TrainConfig, runs: Path | None = None) -> Path | None:
+    """The newest run below ``runs`` that is not done, not locked, has a checkpoint and asked for the same."""
+    runs = Path(RUNS) if runs is None else runs
+    candidates = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
+    for path in sorted(candidates, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True):
+        if read_json(path / "status.json").get("state") == "done" or not (path / "checkpoints" / LAST).exists():
+            continue
+        if not _asks_the_same(path, config):
+            continue
+        lock = _try_lock(path)
+        if lock is not None:
+            os.close(lock)
+            return path
+    return None
+
+
+def run_of_checkpoint(checkpoint: Path) -> Path | None:
+    """The run folder a checkpoint lies in, None for a file from elsewhere."""
+    folder = checkpoint.resolve().parent
+    is_ours = folder.name == "checkpoints" and (folder.parent / "config.yaml").exists()
+    return folder.parent if is_ours else None
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Every key but where it was written; tuples as lists."""
+    import yaml
+
+    values = {key: getattr(config, key) for key in KEYS if key not in NOT_IN_FILE}
+    return yaml.safe_dump(
+        {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}, sort_keys=False
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _asks_the_same(path: Path, config: TrainConfig) -> bool:
+    try:
+        saved = read_config_file(str(path / "config.yaml"))
+    except UserError:
+        return False
+    return all(saved.get(key, DEFAULTS[key]) == getattr(config, key) for key in KEYS if key not in MATCH_IGNORES)
+
+
+def _try_lock(path: Path) -> int | None:
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _write_atomically(target: Path, text: str) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, target)

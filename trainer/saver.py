@@ -1,0 +1,102 @@
+"""What goes into a checkpoint, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import (
+    FORMAT,
+    load_optimizer_state,
+    load_rng_state,
+    optimizer_state,
+    rng_state,
+    write_checkpoint,
+)
+from trainer.distributed import Group
+from trainer.engine import Progress
+from trainer.errors import UserError
+from trainer.run_folder import BEST, LAST
+from trainer.step import Stepper
+
+
+class CheckpointSaver:
+    """Saves ``last.pt`` and ``best.pt`` from rank 0; every rank calls ``save``, since each has a generator to store.
+
+    ``facts``: what does not change during the run (arch, settings, classes), as plain types.
+    """
+
+    def __init__(self, folder: Path | None, group: Group, stepper: Stepper, facts: dict[str, Any]) -> None:
+        self._folder = folder
+        self._group = group
+        self._stepper = stepper
+        self._facts = facts
+
+    def save(self, progress: Progress, is_best: bool) -> None:
+        generators = self._group.gather(rng_state(self._group.device))
+        if self._folder is None:
+            return
+        stepper = self._stepper
+        content = {
+            "format": FORMAT,
+            **self._facts,
+            "state_dict": stepper.precision.model_state(stepper.model),
+            "optimizer": optimizer_state(stepper.optimizer),
+            "precision": stepper.precision.state_dict(),
+            "ema": None,
+            **vars(progress),
+            "rng": generators,
+            "world_size": self._group.world_size,
+        }
+        write_checkpoint(self._folder / "checkpoints" / LAST, content)
+        if is_best:
+            _link(self._folder / "checkpoints" / LAST, self._folder / "checkpoints" / BEST)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name: no second write, and ``source`` is replaced, never changed."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        import shutil
+
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+
+
+def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Progress, list[str]]:
+    """Bring model, optimizer, scaler and generators to a checkpoint's state; returns the progress and notices."""
+    notices = []
+    load_model(content, stepper)
+    if not load_optimizer_state(stepper.optimizer, content.get("optimizer", {})):
+        notices.append("the file's optimizer state does not fit this model's parameters: momentum starts from zero")
+    stepper.precision.load_state_dict(content.get("precision", {}))
+    known = {key: content[key] for key in vars(Progress()) if key in content}
+    progress = Progress(**known)
+    progress.epoch_sums = list(progress.epoch_sums)
+    if content.get("foreign"):
+        progress.best_epoch = progress.epoch - 1 if progress.best_acc1 else -1
+        notices.append(
+            "a checkpoint of another script: it holds weights, epoch, best accuracy and optimizer, no loss scale and no random state"
+        )
+    elif not load_rng_state(content["rng"], group.ranks.rank, group.world_size, group.device):
+        notices.append(
+            f"saved on {content['world_size']} ranks, going on with {group.world_size}: the random state of dropout starts anew"
+        )
+    return progress, notices
+
+
+def load_model(content: dict[str, Any], stepper: Stepper) -> None:
+    """Weights alone."""
+    own = stepper.model.state_dict()
+    state = content["state_dict"]
+    other = [name for name in own if name not in state or own[name].shape != state[name].shape]
+    if other or len(state) != len(own):
+        raise UserError(
+            f"the checkpoint's weights do not fit this model ({other[0] if other else 'it holds more'}): give its own --arch and --num-classes",
+            True,
+        )
+    stepper.precision.load_model_state(stepper.model, state)

@@ -1,0 +1,141 @@
+"""One optimizer step: forward, backward, guard, update. No branch on the level of precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainer.distributed import Group
+from trainer.errors import NonFiniteError
+from trainer.guard import LONGEST_ROW, BufferGuard, StepGuard, poison
+from trainer.memory_format import check_stride_orders
+from trainer.metrics import RunningSums
+from trainer.models import TrainingLoss, main_output
+from trainer.optim import set_lr
+from trainer.precision import Precision
+from trainer.profiling import StepProfiler
+from trainer.timing import StepTimer
+
+
+class Plan(Protocol):
+    """One optimizer step: images over all ranks, and the sizes of this rank's batches."""
+
+    @property
+    def images(self) -> int: ...
+    @property
+    def batch_sizes(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Health:
+    """Host copy of what the device knows about the steps so far."""
+
+    loss_scale: float
+    grad_norm: float
+    skipped_steps: int
+
+
+class Stepper:
+    """Takes steps. ``model`` is the plain module, ``wrapped`` what training's forward pass calls
+    (DistributedDataParallel, compiled, or the same module)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wrapped: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        group: Group,
+        label_smoothing: float = 0.0,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        self.model = model
+        self.wrapped = wrapped
+        self.optimizer = optimizer
+        self.precision = precision
+        self.buffers = BufferGuard(model)
+        self._group = group
+        self._criterion = TrainingLoss(label_smoothing)
+        self._clip_grad_norm = clip_grad_norm
+        self._guard = StepGuard(group.device, sticky=not precision.dynamic)
+        self._norm = torch.zeros((), device=group.device)
+        self._checked = False
+
+    def start(self, skipped_steps: int) -> None:
+        """Take the present buffers as good and go on counting skipped steps from a checkpoint's."""
+        self.buffers.accept()
+        self._guard.restore_skipped(skipped_steps)
+
+    def step(
+        self,
+        step: int,
+        plan: Plan,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        lr: float,
+        sums: RunningSums,
+        timer: StepTimer,
+        profiler: StepProfiler,
+    ) -> None:
+        """Attempt update number ``step`` (0-based) from the batches of ``plan``."""
+        set_lr(self.optimizer, lr)
+        for position, size in enumerate(plan.batch_sizes):
+            # Wait for the batch; everything after it is compute.
+            timer.waiting()
+            images, target = next(batches)
+            timer.got_batch()
+            assert len(target) == size, f"the sampler planned {size} images, the loader gave {len(target)}"
+            # This rank's share of the step's images, since the reduction over ranks is a mean.
+            weight = size * self._group.world_size / plan.images
+            with self._reduced_with(last=position + 1 == len(plan.batch_sizes)):
+                with profiler.range("forward"), self.precision.autocast():
+                    output = self.wrapped(images)
+                loss = self._criterion(output, target)
+                with profiler.range("backward"):
+                    self.precision.backward(poison(loss) * weight)
+            sums.add(loss, main_output(output), target)
+        with profiler.range("optimizer"):
+            self._update(step)
+
+    def _update(self, step: int) -> None:
+        self._norm = self.precision.collect_gradients()
+        if not self._checked:
+            check_stride_orders(self.optimizer)
+            self._checked = True
+        bad = self._guard.judge(self._norm, step)
+        self.precision.step(self.optimizer, self._norm, bad, self._clip_grad_norm)
+        self.buffers.settle(bad)
+        self.model.zero_grad(set_to_none=True)
+
+    def health(self) -> Health:
+        """Read the counts; waits for the device."""
+        return Health(self.precision.scale(), float(self._norm), self._guard.report().skipped)
+
+    def raise_if_non_finite(self, lr_of_step: Callable[[int], float]) -> None:
+        """End the run where the guard says so: on every rank, since all of them hold the same counts."""
+        report, scale = self._guard.report(), self.precision.scale()
+        where = f"(learning rate {lr_of_step(max(0, report.last_bad_step)):g}, loss scale {scale:g})"
+        if not self.precision.dynamic and report.first_bad_step >= 0:
+            where = f"(learning rate {lr_of_step(report.first_bad_step):g}, loss scale {scale:g})"
+            level = self.precision.options.opt_level
+            hint = "; O3 is a ceiling for speed, --opt-level O2 trains" if level == "O3" else ""
+            raise NonFiniteError(
+                f"non-finite loss or gradient at step {report.first_bad_step} {where}: the weights are those before it; "
+                f"lower --lr or look at the data{hint}",
+                on_every_rank=True,
+            )
+        if self.precision.dynamic and (report.longest_row >= LONGEST_ROW or scale < 1):
+            raise NonFiniteError(
+                f"{report.longest_row} steps in a row up to step {report.last_bad_step} {where} had non-finite gradients: none "
+                "reached the weights; lower --lr, clip with --clip-grad-norm, or look at the data",
+                on_every_rank=True,
+            )
+
+    def _reduced_with(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are reduced over ranks with the last batch of a step alone."""
+        no_sync = getattr(self.wrapped, "no_sync", None)
+        return contextlib.nullcontext() if last or no_sync is None else no_sync()
