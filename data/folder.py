@@ -38,7 +38,7 @@ def scan_data_dir(data_dir: str) -> tuple[FolderIndex, FolderIndex]:
         raise FolderError(f"no folder {data_dir}: DIR must hold train/ and val/ with one folder a class")
     found = sorted(entry.name for entry in os.scandir(data_dir))
     for split in ("train", "val"):
-        if split not in found:
+        if not os.path.isdir(os.path.join(data_dir, split)):
             listing = f"it holds {', '.join(found[:6])}" if found else "it is empty"
             raise FolderError(
                 f"{data_dir} has no {split}/ folder ({listing}): DIR must hold train/ and val/, one folder a class"
@@ -69,13 +69,15 @@ def _scan_split(folder: Path, classes: tuple[str, ...] | None) -> FolderIndex:
     if loose:
         ignored["outside class folders"] = loose
     known = classes if classes is not None else tuple(names)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise FolderError(f"{folder} has class {unknown[0]!r}, which train/ has not: rename or remove it")
     paths: list[str] = []
     labels: list[int] = []
     for name in names:
         files = _image_files(folder / name, ignored)
+        if name not in known:
+            if files:
+                raise FolderError(f"{folder} has class {name!r}, which train/ has not: rename or remove it")
+            ignored["empty folders of no known class"] += 1
+            continue
         paths += files
         labels += [known.index(name)] * len(files)
     if not paths:
@@ -86,11 +88,12 @@ def _scan_split(folder: Path, classes: tuple[str, ...] | None) -> FolderIndex:
 def _image_files(folder: Path, ignored: Counter[str]) -> list[str]:
     files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.startswith("."):
-                ignored["hidden"] += 1
-            elif os.path.splitext(name)[1].lower() in SUFFIXES:
+        hidden = [name for name in (*folders, *names) if name.startswith(".")]
+        if hidden:
+            ignored["hidden"] += len(hidden)
+        folders[:] = sorted(set(folders).difference(hidden))
+        for name in sorted(set(names).difference(hidden)):
+            if os.path.splitext(name)[1].lower() in SUFFIXES:
                 files.append(os.path.join(parent, name))
             else:
                 ignored[os.path.splitext(name)[1].lower() or "no suffix"] += 1

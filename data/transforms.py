@@ -27,9 +27,10 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image, epoch: int, index: int) -> Image.Image:
         # torchvision draws from torch's global generator: seed it for this sample alone, and in the
-        # main process (workers 0) leave it to the model's dropout as it was.
+        # main process (workers 0) leave it to the model's dropout as it was. Not torch.manual_seed, which
+        # would seed the generators of the GPUs too.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sample_seed(self.seed, epoch, index))
+            torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
             return self._transform(image)
 
 

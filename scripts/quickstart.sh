@@ -52,7 +52,7 @@ train() { # RUN_NAME CHANNELS_LAST [TRAIN_ARGUMENT ...]
     local name=$1 channels_last=$2
     shift 2
     say "training with --channels-last $channels_last"
-    "$python" train.py -a resnet18 --b 32 --image-size 112 --synthetic-size 800 "$@" \
+    "$python" train.py -a resnet18 --b 16 --image-size 112 --num-classes 10 --synthetic-size 400 "$@" \
         --channels-last "$channels_last" --output-dir "$runs/$name"
 }
 train channels_last true "$@"
@@ -80,7 +80,7 @@ print(f"{'ratio':<20}{speeds[0] / speeds[1]:>10.2f}")
 PYTHON
 cat <<TEXT
 
-This is one short run of each, so a difference of several percent is noise.
+This is one short run of each: several percent up or down is noise, and far more on a machine that is busy with other work.
 Runs:        $runs
 TensorBoard: $VENV/bin/tensorboard --logdir $runs
 TEXT

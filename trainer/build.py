@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -72,9 +74,10 @@ def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:
     if group.active:
         device_ids = [group.device.index] if group.device.type == "cuda" else None
         # Batch-norm statistics stay each rank's own; rank 0's are broadcast before validation.
-        wrapped = DistributedDataParallel(
-            model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        # torch 2.14 renamed the switch and warns of the old name.
+        accepted = inspect.signature(DistributedDataParallel).parameters
+        own_buffers = {"forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False}
+        wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **own_buffers)
     return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]
 
 

@@ -107,8 +107,7 @@ class Engine:
         done = progress.samples_in_epoch // train.sampler.global_batch_size
         steps = done + sum(1 for _ in train.sampler.plans())
         self.stepper.wrapped.train()
-        # Sums are summed over ranks when read: what a checkpoint brought counts on rank 0 alone.
-        sums = RunningSums(self.group.device, progress.epoch_sums if self.group.is_main else None)
+        sums = RunningSums(self.group.device, progress.epoch_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done)
         self._announce(timer, steps - done)
         self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
@@ -151,12 +150,11 @@ class Engine:
 
     def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> None:
         progress = self.progress
-        now = sums.read(self.group)
+        window = means_of(sums.take(self.group))
+        progress.epoch_sums = sums.total
         health = self.stepper.health()
         progress.skipped_steps = health.skipped_steps
-        means = means_of(now, progress.epoch_sums), means_of(now)
-        self.report.step(progress, (index + 1, steps), lr, means, health, timer)
-        progress.epoch_sums = now
+        self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
 
     def _end_epoch(self, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
         progress = self.progress
@@ -190,7 +188,7 @@ class Engine:
         self.group.broadcast_buffers(model)
         self.stepper.buffers.accept()
         model.eval()
-        criterion, sums, seen = TrainingLoss(), RunningSums(self.group.device), [0.0] * 4
+        criterion, sums = TrainingLoss(), RunningSums(self.group.device)
         timer = StepTimer(self.clock, 0, len(val))
         self.report.console.start_bar("validation", len(val))
         for index, (images, target) in enumerate(val):
@@ -202,11 +200,10 @@ class Engine:
             if self.group.is_main and (
                 index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == len(val)
             ):
-                now = sums.local()
-                self.report.val_step((index + 1, len(val)), (means_of(now, seen), means_of(now)), timer)
-                seen = now
+                window = means_of(sums.take())
+                self.report.val_step((index + 1, len(val)), (window, means_of(sums.total)), timer)
         self.report.console.end_bar()
-        means = means_of(sums.read(self.group))
+        means = means_of(sums.total_over(self.group))
         self.report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
         return means
 

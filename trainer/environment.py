@@ -68,11 +68,11 @@ def resolve_config(
     of the checkpoint that the run goes on from.
     """
     try:
-        config = config.replace(**_pinned(config, saved or {}))
+        config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
         config = _resolve_run(config, device, ranks, folder_classes)
         config = _resolve_input(config, preset_of(config.arch, config.pretrained, config.weights))
-        config = _resolve_precision(config, device, notices)
+        config = _resolve_precision(config, device, auto_dtype, notices)
         return _resolve_schedule(config), notices
     except UserError as error:
         error.on_every_rank = True
@@ -80,11 +80,13 @@ def resolve_config(
 
 
 def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
-    pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
-    level = pinned.get("opt_level", config.opt_level)
-    if config.amp_dtype == "auto" and saved.get("opt_level") == level and level not in (None, "O0"):
-        pinned["amp_dtype"] = saved["amp_dtype"]
-    return pinned
+    return {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
+
+
+def _pinned_dtype(config: TrainConfig, saved: dict[str, Any]) -> str | None:
+    """What ``auto`` chose when the run began; None where it made no difference, or the level is another now."""
+    level = saved.get("opt_level")
+    return saved["amp_dtype"] if level not in (None, "O0") and config.opt_level in (None, level) else None
 
 
 def _resolve_run(config: TrainConfig, device: torch.device, ranks: Ranks, folder_classes: int | None) -> TrainConfig:
@@ -122,7 +124,9 @@ def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
     )
 
 
-def _resolve_precision(config: TrainConfig, device: torch.device, notices: list[str]) -> TrainConfig:
+def _resolve_precision(
+    config: TrainConfig, device: torch.device, auto_dtype: str | None, notices: list[str]
+) -> TrainConfig:
     level = config.opt_level or ("O1" if device.type == "cuda" else "O0")
     if device.type == "mps":
         notices.append("mps is untested and runs O0")
@@ -130,7 +134,7 @@ def _resolve_precision(config: TrainConfig, device: torch.device, notices: list[
             raise UserError(f"--device mps runs O0 only, got --opt-level {level}")
     dtype, scale = config.amp_dtype, config.loss_scale
     if dtype == "auto":
-        dtype = "float16" if device.type == "cuda" else "bfloat16"
+        dtype = auto_dtype or ("float16" if device.type == "cuda" else "bfloat16")
         if dtype == "bfloat16" and level != "O0" and scale not in (None, 1.0):
             notices.append(
                 f"bfloat16, the choice for a CPU, needs no loss scale: {scale} is not used (--amp-dtype float16 would)"
@@ -184,7 +188,7 @@ def _user_set_threads(ranks: Ranks) -> bool:
 
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch's generators on every device. Ranks differ in dropout, not in the model they build."""
-    torch.manual_seed(seed * 1_000_003 + rank)
+    torch.manual_seed((seed * 1_000_003 + rank) % 2**63)
 
 
 def set_backends(deterministic: bool) -> None:

@@ -83,12 +83,13 @@ def expected_memory(
     try:
         twin = copy.deepcopy(model).to("meta").train()
         sizes: dict[int, int] = {}
-        own = {id(tensor) for tensor in (*twin.parameters(), *twin.buffers())}
+        # By storage: a linear layer saves a view of its weight.
+        own = {tensor.untyped_storage()._cdata for tensor in (*twin.parameters(), *twin.buffers())}
         keep = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in own:
-                storage = tensor.untyped_storage()
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
                 sizes[storage._cdata] = storage.nbytes()
                 keep.append(tensor)  # alive, so that no two storages share an address
             return tensor

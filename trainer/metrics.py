@@ -22,30 +22,36 @@ class Means:
 
 
 class RunningSums:
-    """Sums of loss, correct@1, correct@5 and images over batches of one rank.
+    """Sums of loss, correct@1, correct@5 and images over batches, on the device; ``total`` on the host.
 
-    A non-finite loss stays in the sum: a mean that holds one is not a number, and says so.
+    A non-finite loss stays in the sums: a mean that holds one is not a number, and says so.
     """
 
-    def __init__(self, device: torch.device, start: list[float] | None = None) -> None:
+    def __init__(self, device: torch.device, total: list[float] | None = None) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._sums = torch.tensor(start or [0.0] * 4, dtype=dtype, device=device)
+        self._window = torch.zeros(4, dtype=dtype, device=device)
+        self.total = list(total or [0.0] * 4)
 
     @torch.no_grad()
     def add(self, loss: Tensor, output: Tensor, target: Tensor) -> None:
         """``loss``: mean over the batch; ``output`` (N, classes); ``target`` (N,) class indices."""
         images = target.shape[0]
         correct1, correct5 = correct_in_top(output, target)
-        batch = torch.stack([loss.detach().float() * images, correct1, correct5, correct1.new_tensor(images)])
-        self._sums += batch.to(self._sums.dtype)
+        batch = torch.stack([loss.detach().float() * images, correct1, correct5, torch.full_like(correct1, images)])
+        self._window += batch.to(self._window.dtype)
 
-    def local(self) -> list[float]:
-        """This rank's sums; waits for the device."""
-        return self._sums.tolist()
+    def take(self, group: Group | None = None) -> list[float]:
+        """What was added since the last call, over all ranks of ``group`` (this rank's without one), and
+        into ``total`` with it; waits for the device."""
+        window = (self._window if group is None else group.sum(self._window)).tolist()
+        self._window.zero_()
+        self.total = [then + now for then, now in zip(self.total, window, strict=True)]
+        return window
 
-    def read(self, group: Group) -> list[float]:
-        """The sums over all ranks; waits for the device."""
-        return group.sum(self._sums).tolist()
+    def total_over(self, group: Group) -> list[float]:
+        """Everything so far over all ranks, where ``take`` was called without a group."""
+        self.take()
+        return group.sum(self._window.new_tensor(self.total)).tolist()
 
 
 def correct_in_top(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,11 +61,9 @@ def correct_in_top(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return hits[:, 0].sum().float(), hits.any(dim=1).sum().float()
 
 
-def means_of(sums: list[float], since: list[float] | None = None) -> Means:
-    """Means from sums, or from what was added since an earlier reading."""
-    loss, correct1, correct5, images = (now - then for now, then in zip(sums, since or [0.0] * 4, strict=True))
-    if since is not None and not math.isfinite(since[0]):
-        loss = math.nan  # infinity minus infinity says nothing of the steps between
+def means_of(sums: list[float]) -> Means:
+    """Means from the four sums."""
+    loss, correct1, correct5, images = sums
     if images <= 0:
         return Means(math.nan, math.nan, math.nan, 0)
     return Means(loss / images, 100 * correct1 / images, 100 * correct5 / images, round(images))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from trainer.errors import UserError
 
 # Weight of each auxiliary head's loss: 0.4 in Inception v3's and 0.3 in GoogLeNet's published training.
 _AUX_WEIGHTS = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
+# Their named weights were made for images in -1..1.
+_MINUS_ONE_TO_ONE = ("googlenet", "inception_v3")
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,21 @@ def preset_of(arch: str, pretrained: bool, weights: str | None) -> Preset:
     if named is None:
         return Preset()
     transform = named.transforms()
+    # torchvision sets `transform_input` in these two: ImageNet's means and deviations undone inside the model.
+    halves = (0.5, 0.5, 0.5) if arch in _MINUS_ONE_TO_ONE else None
     return Preset(
         crop_size=transform.crop_size[0],
         resize_size=transform.resize_size[0],
         interpolation=transform.interpolation.value,
-        mean=tuple(transform.mean),
-        std=tuple(transform.std),
+        mean=halves or tuple(transform.mean),
+        std=halves or tuple(transform.std),
     )
 
 
 def build_model(arch: str, num_classes: int) -> nn.Module:
     """A new model with random weights, on the CPU, contiguous, float32. Raises UserError for an unknown name."""
     if arch.startswith("timm:"):
-        return _timm().create_model(arch.removeprefix("timm:"), num_classes=num_classes)
+        return _from_timm(arch, num_classes)
     if ":" in arch:
         return _from_factory(arch, num_classes)
     from torchvision import models
@@ -57,7 +62,7 @@ def build_model(arch: str, num_classes: int) -> nn.Module:
     if arch not in models.list_models(module=models):
         raise UserError(f"no architecture {arch!r} in torchvision{_nearest_arch(arch)}", True)
     # googlenet and inception_v3 warn unless told how to initialise.
-    extra = {"init_weights": True} if arch in ("googlenet", "inception_v3") else {}
+    extra = {"init_weights": True} if arch in _MINUS_ONE_TO_ONE else {}
     return models.get_model(arch, weights=None, num_classes=num_classes, **extra)
 
 
@@ -74,26 +79,29 @@ def load_weights(model: nn.Module, arch: str, pretrained: bool, weights: str | N
         named = _torchvision_weights(arch, pretrained, weights)
         if named is None:
             return None
-        state, source = dict(named.get_state_dict(progress=False, check_hash=True)), str(named)
+        state, source = _state_of_named(arch, named), str(named)
     return f"=> using pre-trained model '{arch}' ({source}): {load_matching(model, state)}"
 
 
 def load_matching(model: nn.Module, state: dict[str, Tensor]) -> str:
     """Load every tensor, the classifier's apart where only its class count differs; says which."""
     own = model.state_dict()
-    missing = sorted(set(own) - set(state))
+    # Batch norm's count of batches came late: old files lack it, and nothing here reads it.
+    missing = sorted(name for name in set(own) - set(state) if not name.endswith(".num_batches_tracked"))
     foreign = sorted(set(state) - set(own))
     if missing or foreign:
         names = ", ".join((missing or foreign)[:3])
         kind = "lacks" if missing else "holds unknown"
         raise UserError(f"these weights do not fit the model: the file {kind} {names}", True)
-    other = [name for name in own if own[name].shape != state[name].shape]
+    other = [name for name in own if name in state and own[name].shape != state[name].shape]
     heads = [name for name in other if own[name].shape[1:] == state[name].shape[1:]]
     if heads != other or len({name.rpartition(".")[0] for name in heads}) > 3:
         raise UserError(
             f"these weights do not fit the model: {other[0]} has shape {tuple(state[other[0]].shape)}", True
         )
-    model.load_state_dict({**state, **{name: own[name] for name in other}})
+    # Into the model's own state dict: it carries the modules' versions, without which mnasnet refuses to load.
+    own.update({name: value for name, value in state.items() if name not in other})
+    model.load_state_dict(own)
     return f"the head is new ({', '.join(other)}), the rest is loaded" if other else "all weights loaded"
 
 
@@ -163,24 +171,36 @@ def _torchvision_weights(arch: str, pretrained: bool, weights: str | None) -> An
     return choices[name]
 
 
+def _state_of_named(arch: str, named: Any) -> dict[str, Tensor]:
+    """Through torchvision's own loader, which knows the old names in some files (densenet's)."""
+    from torchvision import models
+
+    extra = {"aux_logits": True} if arch == "googlenet" else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="auxiliary heads in the pretrained")
+        return models.get_model(arch, weights=named, progress=False, **extra).state_dict()
+
+
 def _is_name(weights: str | None) -> bool:
     return weights is not None and not os.path.exists(weights) and "/" not in weights and not Path(weights).suffix
 
 
 def _from_factory(arch: str, num_classes: int) -> nn.Module:
     module_name, _, factory_name = arch.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UserError(f"--arch {arch}: {module_name!r} is no module name; it takes package.module:factory", True)
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(1, folder)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(f"--arch {arch}: no module {error.name!r} in {folder} or on PYTHONPATH", True) from error
         raise
     factory = getattr(module, factory_name, None)
     if not callable(factory):
-        raise UserError(f"--arch {arch}: {module.__file__} has no function {factory_name!r}", True)
+        raise UserError(f"--arch {arch}: {getattr(module, "__file__", None) or module_name} has no function {factory_name!r}", True)
     model = factory(num_classes=num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--arch {arch} returned a {type(model).__name__}, not a torch.nn.Module", True)
@@ -192,6 +212,13 @@ def _timm() -> Any:
         return importlib.import_module("timm")
     except ModuleNotFoundError as error:
         raise UserError("--arch timm:NAME needs the package timm: pip install timm", True) from error
+
+
+def _from_timm(arch: str, num_classes: int) -> nn.Module:
+    timm, name = _timm(), arch.removeprefix("timm:")
+    if ":" not in name and not timm.is_model(name):  # hf-hub:NAME and its like are timm's to judge
+        raise UserError(f"no architecture {name!r} in timm {timm.__version__}", True)
+    return timm.create_model(name, num_classes=num_classes)
 
 
 def _timm_preset(arch: str) -> Preset:

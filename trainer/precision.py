@@ -184,7 +184,10 @@ class Precision:
     @torch.no_grad()
     def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         """Inverse of ``model_state``, for any level that saved it; strides stay the model's."""
-        model.load_state_dict(state)
+        # Into the model's own state dict: it carries the modules' versions, without which mnasnet refuses to load.
+        versioned = model.state_dict()
+        versioned.update(state)
+        model.load_state_dict(versioned)
         names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
         for half, master in self._masters:
             master.copy_(state[names[id(half)]])

@@ -1,0 +1,44 @@
+"""Shared by all tests: toy models on the import path, runs inside the test's own folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """``train.main`` in this process, in ``tmp_path``: a small run on made-up images unless told otherwise."""
+    import torch
+
+    import train
+
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+
+    def start(*flags: object, base: str | None = SMALL) -> int:
+        return train.main([*(base or "").split(), *(str(flag) for flag in flags)])
+
+    yield start
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+SMALL = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --num-classes 4 --tensorboard false --print-freq 1 --epochs 1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests skip themselves where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,38 @@
+"""Small folders of images for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_image(path: Path, colour: Sequence[int] = (128, 128, 128), size: int = 40, seed: int = 0) -> Path:
+    """One image of a colour under noise; the suffix picks the format."""
+    noise = np.random.default_rng(seed).integers(-24, 25, (size, size, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.clip(np.asarray(colour) + noise, 0, 255).astype(np.uint8))
+    image.save(path, format={".jpg": "JPEG", ".jpeg": "JPEG"}.get(path.suffix.lower()))
+    return path
+
+
+def make_folder(
+    root: Path, classes: Sequence[str] = ("a", "b"), train: int = 8, val: int = 4, size: int = 40, seed: int = 0
+) -> Path:
+    """``root/train`` and ``root/val`` with ``train`` and ``val`` JPEGs a class; a class has a colour of its own."""
+    colours = _colours(len(classes))
+    for split, count in (("train", train), ("val", val)):
+        for label, name in enumerate(classes):
+            for number in range(count):
+                at = seed + 7919 * number + 104729 * label + (split == "val")
+                write_image(root / split / name / f"{number:03d}.jpg", colours[label], size, at)
+    return root
+
+
+def _colours(count: int) -> list[tuple[int, int, int]]:
+    """Colours far apart: the corners of a cube first, then its inside."""
+    levels = (40, 215, 128)
+    found = sorted(((r, g, b) for r in levels for g in levels for b in levels), key=lambda c: c.count(128))
+    return [found[(label * 5) % 8] if label < 8 else found[label % len(found)] for label in range(count)]

@@ -1,0 +1,247 @@
+"""A resumed run is the run it goes on with: settings, folder, numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import make_folder
+
+LEVELS = ("O0", "O1", "O2", "O3")
+
+
+def load(folder: str, name: str = "last.pt") -> dict:
+    return torch.load(Path(folder, "checkpoints", name), weights_only=True)
+
+
+def rows(folder: str, kind: str = "step") -> list[dict]:
+    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]
+
+
+def assert_same_end(one: str, two: str) -> None:
+    first, second = load(one), load(two)
+    for name, tensor in first["state_dict"].items():
+        assert torch.equal(tensor, second["state_dict"][name]), name
+    for index, entry in first["optimizer"].items():
+        assert torch.equal(entry["momentum_buffer"], second["optimizer"][index]["momentum_buffer"])
+    for key in ("step", "images_seen", "epoch", "best_acc1", "best_epoch", "precision"):
+        assert first[key] == second[key], key
+    keys = ("epoch", "step", "images_seen", "loss", "acc1", "lr", "grad_norm")
+    assert [[row[key] for key in keys] for row in rows(one)] == [[row[key] for key in keys] for row in rows(two)]
+
+
+@pytest.mark.parametrize(
+    "level",
+    [("O0",), ("O2",), ("O2", "--amp-dtype", "float16", "--loss-scale", "128"), ("O1", "--amp-dtype", "float16")],
+    ids=" ".join,
+)
+def test_two_epochs_and_two_more_are_four(run, level):
+    """R24, R25, R65, R77, R82: bitwise, dropout, order, rate and loss scale included."""
+    flags = ["--opt-level", *level, "--epochs", 4, "-a", "toy_models:dropping", "--channels-last"]
+    assert run(*flags, "--output-dir", "straight") == 0
+    assert run(*flags, "--output-dir", "halves", "--stop-after-epochs", 2) == 0
+    assert json.loads(Path("halves/status.json").read_text())["state"] == "preempted"
+    assert run("--resume", "halves", base="") == 0
+    assert json.loads(Path("halves/status.json").read_text())["state"] == "done"
+    assert_same_end("straight", "halves")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_resnet18_too(run, level):
+    flags = ["-a", "resnet18", "--opt-level", level, "--epochs", 4, "--channels-last"]
+    assert run(*flags, "--output-dir", "straight") == 0
+    assert run(*flags, "--output-dir", "halves", "--stop-after-epochs", 2) == 0
+    assert run("--resume", "halves", base="") == 0
+    assert_same_end("straight", "halves")
+
+
+def test_a_stop_inside_an_epoch_goes_on_where_it_stopped(run):
+    flags = ["--epochs", 2, "-a", "toy_models:dropping"]
+    assert run(*flags, "--output-dir", "straight") == 0
+    assert run(*flags, "--output-dir", "halves", "--stop-after-steps", 3) == 0
+    assert run("--resume", "halves/checkpoints/last.pt", base="") == 0
+    assert_same_end("straight", "halves")
+    assert rows("straight", "epoch")[0]["train_loss"] == pytest.approx(rows("halves", "epoch")[0]["train_loss"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_folder_data_resumes_bitwise(run, workers):
+    make_folder(Path("data"), train=8, val=4)
+    flags = [
+        "data",
+        "-a",
+        "toy_models:dropping",
+        "-b",
+        4,
+        "--image-size",
+        32,
+        "-p",
+        1,
+        "--tensorboard",
+        "false",
+        "--epochs",
+        2,
+    ]
+    assert run(*flags, "-j", 0, "--output-dir", "straight", base="") == 0
+    assert run(*flags, "-j", workers, "--output-dir", "halves", "--stop-after-epochs", 1, base="") == 0
+    assert run("--resume", "halves", "-j", workers, base="") == 0
+    assert_same_end("straight", "halves")
+
+
+@pytest.mark.parametrize(("saved", "resumed"), itertools.product(LEVELS, LEVELS))
+def test_all_sixteen_pairs_of_levels(run, capsys, saved, resumed):
+    assert run("--opt-level", saved, "--output-dir", "run", "--channels-last") == 0
+    weights = load("run")["state_dict"]
+    capsys.readouterr()
+    assert run("--resume", "run", "--opt-level", resumed, "--epochs", 2, "--lr", 0, base="") == 0
+    output = capsys.readouterr().out
+    assert (f"--opt-level: {saved} -> {resumed}" in output) is (saved != resumed)
+    after = load("run")["state_dict"]
+    exact = resumed != "O3"
+    for name, value in weights.items():
+        if "running" not in name and "num_batches" not in name:
+            assert (
+                torch.equal(after[name], value) if exact else torch.allclose(after[name], value, rtol=1e-2, atol=1e-2)
+            ), name
+
+
+def test_every_tensor_has_the_asked_format_after_a_resume(run, monkeypatch):
+    """R51: parameters, masters and momentum, also when the format changes."""
+    from trainer import finish
+
+    seen = {}
+    original = finish.fit
+
+    def watched(engine, *rest):
+        optimizer = engine.stepper.optimizer
+        tensors = [*engine.stepper.model.parameters(), *optimizer.param_groups[0]["params"]]
+        tensors += [state["momentum_buffer"] for state in optimizer.state.values()]
+        seen[True] = all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors if t.dim() == 4)
+        return original(engine, *rest)
+
+    assert run("--output-dir", "run", "--opt-level", "O2") == 0
+    monkeypatch.setattr(finish, "fit", watched)
+    assert run("--resume", "run", "--channels-last", "--epochs", 2, base="") == 0
+    assert seen == {True: True}
+
+
+def test_flags_not_given_are_the_checkpoints_and_given_ones_are_shown(run, capsys):
+    assert run("--output-dir", "run", "--lr", 0.3, "--momentum", 0.8) == 0
+    capsys.readouterr()
+    assert run("--resume", "run", "--momentum", 0.5, "--epochs", 2, base="") == 0
+    output = capsys.readouterr().out
+    assert "--momentum: 0.8 -> 0.5" in output
+    assert "--epochs: 1 -> 2" in output
+    assert "lr 0.3 x 8/256" in output
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["lr"], config["momentum"], config["epochs"]) == (0.3, 0.5, 2)
+    assert load("run")["step"] == 8
+
+
+def test_another_arch_or_class_count_is_exit_2(run, capsys):
+    assert run("--output-dir", "run") == 0
+    for flags in (["-a", "toy_models:dropping"], ["--num-classes", 7]):
+        capsys.readouterr()
+        assert run("--resume", "run", *flags, "--epochs", 2, base="") == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_another_output_dir_is_a_new_run_and_leaves_the_old_one(run):
+    assert run("--output-dir", "old", "--stop-after-epochs", 1, "--epochs", 2) == 0
+    before = {path: path.read_bytes() for path in Path("old").rglob("*") if path.is_file()}
+    assert run("--resume", "old", "--output-dir", "new", base="") == 0
+    assert load("new")["epoch"] == 2
+    assert {path: path.read_bytes() for path in Path("old").rglob("*") if path.is_file()} == before
+
+
+def test_an_existing_run_is_never_written_into(run, capsys):
+    assert run("--output-dir", "run") == 0
+    before = Path("run/metrics.jsonl").read_bytes()
+    assert run("--output-dir", "run") == 2
+    assert "--resume auto" in capsys.readouterr().err
+    assert Path("run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_locked_run_is_refused_by_path_and_passed_over_by_auto(run, capsys):
+    import fcntl
+
+    assert run("--epochs", 2, "--stop-after-epochs", 1) == 0
+    (folder,) = Path("runs").iterdir()
+    with open(folder / ".lock") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert run("--resume", folder, base="") == 2
+        assert "in use" in capsys.readouterr().err
+        assert run("--epochs", 2, "--resume", "auto") == 0
+        assert "starting from scratch" in capsys.readouterr().out
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_auto_takes_the_newest_run_that_is_not_done_and_asked_for_the_same(run, capsys):
+    """R85; the same command typed again goes on in the same folder."""
+    assert run("--epochs", 2, "--resume", "auto") == 0
+    assert "starting from scratch" in capsys.readouterr().out
+    assert run("--epochs", 3, "--resume", "auto", "--stop-after-epochs", 1) == 0
+    assert "starting from scratch" in capsys.readouterr().out
+    assert run("--epochs", 3, "--resume", "auto", "-p", 2, "-j", 1) == 0
+    assert "going on with runs" in capsys.readouterr().out
+    assert run("--epochs", 3, "--resume", "auto") == 0
+    assert "starting from scratch" in capsys.readouterr().out, "a run that is done must not be taken"
+    assert len(list(Path("runs").iterdir())) == 3
+
+
+def test_auto_with_an_output_dir(run, capsys):
+    flags = ["--epochs", 2, "--output-dir", "run", "--resume", "auto"]
+    assert run(*flags, "--stop-after-epochs", 1) == 0
+    assert "no checkpoint in run" in capsys.readouterr().out
+    assert run(*flags) == 0
+    assert load("run")["epoch"] == 2
+    assert [row["step"] for row in rows("run")] == list(range(1, 9))
+
+
+def test_evaluation_has_a_folder_of_its_own(run, capsys):
+    assert run("--output-dir", "run", "--epochs", 2) == 0
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    best = load("run", "best.pt")["best_acc1"]
+    capsys.readouterr()
+    assert run("-e", "--resume", "run/checkpoints/best.pt", "--output-dir", "eval", base="") == 0
+    assert f"Prec@1 {best:.3f}" in capsys.readouterr().out
+    assert run("-e", "--weights", "run/checkpoints/best.pt", "--output-dir", "eval2") == 0
+    assert f"Prec@1 {best:.3f}" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert run("-e", "--resume", "run", "--output-dir", "run", base="") == 2
+
+
+def test_config_yaml_reruns_the_run(run):
+    assert run("--output-dir", "one", "--lr", 0.2, "--channels-last", "--opt-level", "O2") == 0
+    assert run("--config", "one/config.yaml", "--output-dir", "two", base="") == 0
+    assert_same_end("one", "two")
+    config = yaml.safe_load(Path("one/config.yaml").read_text())
+    assert not {"output_dir", "resume", "config", "local_rank"} & set(config)
+    assert config["workers"] is None
+    resolved = yaml.safe_load(Path("one/resolved.yaml").read_text())
+    assert set(resolved) == set(config)
+    for key in (
+        "workers",
+        "image_size",
+        "val_resize",
+        "epochs",
+        "opt_level",
+        "lr_warmup_epochs",
+        "mean",
+        "val_batch_size",
+    ):
+        assert resolved[key] is not None, key
+    assert resolved["amp_dtype"] == "bfloat16"
+
+
+def test_changing_epochs_is_said_to_change_the_schedule(run, capsys):
+    assert run("--output-dir", "run", "--epochs", 2, "--stop-after-epochs", 1) == 0
+    capsys.readouterr()
+    assert run("--resume", "run", "--epochs", 4, base="") == 0
+    assert "schedule is that of the new length" in capsys.readouterr().out

@@ -1,0 +1,92 @@
+"""Models of a few milliseconds for ``--arch toy_models:NAME``; some misbehave on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Tiny(nn.Module):
+    """Strided, depthwise, pointwise and odd-width convolutions, batch norm, dropout, a linear head."""
+
+    def __init__(self, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 12, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False),
+            nn.Conv2d(12, 13, 1, bias=False),
+            nn.BatchNorm2d(13),
+            nn.ReLU(),
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(13, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.dropout(self.features(images).mean((2, 3))))
+
+
+def tiny(num_classes: int) -> nn.Module:
+    return Tiny(num_classes)
+
+
+def dropping(num_classes: int) -> nn.Module:
+    return Tiny(num_classes, dropout=0.5)
+
+
+def plain(num_classes: int) -> nn.Module:
+    """No batch norm: its gradients do not depend on how a batch is split."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)
+    )
+
+
+class Poisoned(Tiny):
+    """Non-finite output in the training forward passes numbered in ``bad`` (from 0)."""
+
+    def __init__(self, num_classes: int, bad: set[int], value: float = float("nan")) -> None:
+        super().__init__(num_classes)
+        self.bad = bad
+        self.value = value
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls - 1 in self.bad:
+                images = torch.full_like(images, self.value)
+        return super().forward(images)
+
+
+def nan_first(num_classes: int) -> nn.Module:
+    return Poisoned(num_classes, {0})
+
+
+def nan_third(num_classes: int) -> nn.Module:
+    return Poisoned(num_classes, {2})
+
+
+def inf_third(num_classes: int) -> nn.Module:
+    return Poisoned(num_classes, {2}, float("inf"))
+
+
+def nan_always(num_classes: int) -> nn.Module:
+    return Poisoned(num_classes, set(range(1000)))
+
+
+class TwoOfThem(nn.Module):
+    """Also holds a 5-D and a 3-D weight that no memory format touches."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.volume = nn.Parameter(torch.zeros(2, 2, 3, 3, 3))
+        self.rows = nn.Parameter(torch.zeros(2, 3, 4))
+        self.body = Tiny(num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body(images) + self.volume.sum() + self.rows.sum()
+
+
+def odd_ranks(num_classes: int) -> nn.Module:
+    return TwoOfThem(num_classes)
