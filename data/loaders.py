@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,8 @@ def _host_batches(source: Source, sampler: Any, workers: int, pin_memory: bool) 
     """uint8 channels-last batches in the order of a batch sampler (or a list of batches of keys)."""
     if isinstance(source, SyntheticImages):
         return SyntheticBatches(source, sampler)
+    # The start of the run says it in one line of ours, for all loaders and once.
+    warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     return DataLoader(
         source,
         batch_sampler=sampler,

@@ -89,7 +89,7 @@ class StepSampler:
         largest = -(-images // self.world_size)
         parts = -(-largest // self.batch_size)
         if images < self.global_batch_size:
-            parts = max(1, min(parts, smallest // _LEAST_A_RANK))
+            parts = max(1, min(parts, smallest // min(_LEAST_A_RANK, self.batch_size)))
         return np.array_split(share, parts)
 
     def _end(self) -> int:

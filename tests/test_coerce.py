@@ -92,21 +92,25 @@ def test_refused_value_is_one_sentence(key: str, values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("value", [None, "None", "null"])
-def test_none_is_not_set_where_the_default_is(key: str, value: str | None) -> None:
-    if DEFAULTS[key] is None and (value is None or key != "data_dir"):
-        assert coerce(key, value) is None
-    elif value is None:
+def test_none_is_not_set_where_the_default_is(key: str) -> None:
+    if DEFAULTS[key] is None:
+        assert coerce(key, None) is None
+        if key != "data_dir":
+            assert coerce(key, "None") is None
+            assert coerce(key, "null") is None
+    else:
         with pytest.raises(UserError, match="not an empty value"):
-            coerce(key, value)
+            coerce(key, None)
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if is_bool(key)])
-def test_bool_spellings(key: str) -> None:
+def test_bool_spellings() -> None:
+    keys = [key for key in KEYS if is_bool(key)]
+    assert "channels_last" in keys
+    assert "keep_batchnorm_fp32" in keys
     for value in ("true", "True", "TRUE", "1", "yes", "Yes", 1, True):
-        assert coerce(key, value) is True
+        assert all(coerce(key, value) is True for key in keys)
     for value in ("false", "False", "FALSE", "0", "no", "NO", 0, False):
-        assert coerce(key, value) is False
+        assert all(coerce(key, value) is False for key in keys)
 
 
 @pytest.mark.parametrize("key", KEYS)

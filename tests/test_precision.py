@@ -67,7 +67,9 @@ def test_dtypes_of_each_level(level, conv, norm, master, images):
     assert bool(precision._masters) is master
     before = [p.detach().clone() for p in stepped]
     take(stepper, 2)
-    assert all(not torch.equal(p, b) for p, b in zip(stepped, before, strict=True))
+    moved = [not torch.equal(p, b) for p, b in zip(stepped, before, strict=True)]
+    # At O3 a small update of a weight near 1 is rounded away: what master weights are for.
+    assert any(moved) if level == "O3" else all(moved)
     assert stepper.health().skipped_steps == 0
 
 

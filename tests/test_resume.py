@@ -94,7 +94,7 @@ def test_folder_data_resumes_bitwise(run, workers):
     assert_same_end("straight", "halves")
 
 
-@pytest.mark.parametrize(("saved", "resumed"), itertools.product(LEVELS, LEVELS))
+@pytest.mark.parametrize(("saved", "resumed"), list(itertools.product(LEVELS, LEVELS)))
 def test_all_sixteen_pairs_of_levels(run, capsys, saved, resumed):
     assert run("--opt-level", saved, "--output-dir", "run", "--channels-last") == 0
     weights = load("run")["state_dict"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -90,3 +92,7 @@ class TwoOfThem(nn.Module):
 
 def odd_ranks(num_classes: int) -> nn.Module:
     return TwoOfThem(num_classes)
+
+
+def nan_third_on_rank_1(num_classes: int) -> nn.Module:
+    return Poisoned(num_classes, {2} if os.environ.get("RANK") == "1" else set())

@@ -71,6 +71,11 @@ def resolve_config(
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
         config = _resolve_run(config, device, ranks, folder_classes)
+        processes, cores = (config.workers or 0) * ranks.local_world_size, usable_cores()
+        if config.data_dir and processes > cores:
+            notices.append(
+                f"note: {processes} loader processes on {cores} usable cores: more than one a core gains nothing"
+            )
         config = _resolve_input(config, preset_of(config.arch, config.pretrained, config.weights))
         config = _resolve_precision(config, device, auto_dtype, notices)
         return _resolve_schedule(config), notices
@@ -129,7 +134,7 @@ def _resolve_precision(
 ) -> TrainConfig:
     level = config.opt_level or ("O1" if device.type == "cuda" else "O0")
     if device.type == "mps":
-        notices.append("mps is untested and runs O0")
+        notices.append("note: mps is untested and runs O0")
         if level != "O0":
             raise UserError(f"--device mps runs O0 only, got --opt-level {level}")
     dtype, scale = config.amp_dtype, config.loss_scale
@@ -137,7 +142,7 @@ def _resolve_precision(
         dtype = auto_dtype or ("float16" if device.type == "cuda" else "bfloat16")
         if dtype == "bfloat16" and level != "O0" and scale not in (None, 1.0):
             notices.append(
-                f"bfloat16, the choice for a CPU, needs no loss scale: {scale} is not used (--amp-dtype float16 would)"
+                f"note: bfloat16, the choice for a CPU, needs no loss scale: {scale} is not used (--amp-dtype float16 would)"
             )
             scale = 1.0
         if dtype == "bfloat16" and level == "O0" and scale is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, RunError
@@ -18,7 +19,8 @@ class Session:
     group: Any = None
     folder: Any = None
     files: Any = None
-    main_rank: bool = True
+    # Until the group is open, one rank a machine speaks for the others, which fail alike.
+    main_rank: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
     show_traceback: bool = False
 
     def close(self, state: str, why: str | None, code: int, agreed: bool) -> None:
@@ -43,11 +45,12 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
         session.close(state, why, 0, agreed=True)
         return 0
     except RunError as error:
+        alike = error.on_every_rank or session.group is None
         if session.show_traceback:
             traceback.print_exc()
-        if session.main_rank or not error.on_every_rank:
+        if session.main_rank or not alike:
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        session.close("failed", str(error), error.exit_code, agreed=error.on_every_rank)
+        session.close("failed", str(error), error.exit_code, agreed=alike)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)

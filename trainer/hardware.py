@@ -57,7 +57,9 @@ def free_memory() -> int | None:
             found.append(int(line.split()[1]) * 1024)
     limit, used = _read(Path("/sys/fs/cgroup/memory.max")).strip(), _read(Path("/sys/fs/cgroup/memory.current")).strip()
     if limit.isdigit() and used.isdigit():
-        found.append(int(limit) - int(used))
+        # Files read lately are counted as used, but given up when memory is asked for.
+        stat = dict(line.split() for line in _read(Path("/sys/fs/cgroup/memory.stat")).splitlines())
+        found.append(int(limit) - int(used) + int(stat.get("inactive_file", 0)))
     return min(found, default=None)
 
 

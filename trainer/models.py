@@ -200,7 +200,9 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
         raise
     factory = getattr(module, factory_name, None)
     if not callable(factory):
-        raise UserError(f"--arch {arch}: {getattr(module, "__file__", None) or module_name} has no function {factory_name!r}", True)
+        raise UserError(
+            f"--arch {arch}: {getattr(module, '__file__', None) or module_name} has no function {factory_name!r}", True
+        )
     model = factory(num_classes=num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--arch {arch} returned a {type(model).__name__}, not a torch.nn.Module", True)

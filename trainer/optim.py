@@ -95,7 +95,8 @@ def build_lr_schedule(
         total_steps=epochs * steps_per_epoch,
         warmup_steps=round(warmup_epochs * steps_per_epoch),
         warmup_decay=warmup_decay,
-        milestones=tuple(round(drop * steps_per_epoch) for drop in drops),
+        # The first step has the asked rate however short the run.
+        milestones=tuple(max(1, round(drop * steps_per_epoch)) for drop in drops),
         gamma=gamma,
         cosine=cosine,
     )

@@ -72,7 +72,7 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
     notices = []
     load_model(content, stepper)
     if not load_optimizer_state(stepper.optimizer, content.get("optimizer", {})):
-        notices.append("the file's optimizer state does not fit this model's parameters: momentum starts from zero")
+        notices.append("note: the file's optimizer state does not fit this model's parameters: momentum starts from zero")
     stepper.precision.load_state_dict(content.get("precision", {}))
     known = {key: content[key] for key in vars(Progress()) if key in content}
     progress = Progress(**known)
@@ -80,11 +80,11 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
     if content.get("foreign"):
         progress.best_epoch = progress.epoch - 1 if progress.best_acc1 else -1
         notices.append(
-            "a checkpoint of another script: it holds weights, epoch, best accuracy and optimizer, no loss scale and no random state"
+            "note: a checkpoint of another script: it holds weights, epoch, best accuracy and optimizer, no loss scale and no random state"
         )
     elif not load_rng_state(content["rng"], group.ranks.rank, group.world_size, group.device):
         notices.append(
-            f"saved on {content['world_size']} ranks, going on with {group.world_size}: the random state of dropout starts anew"
+            f"note: saved on {content['world_size']} ranks, going on with {group.world_size}: the random state of dropout starts anew"
         )
     return progress, notices
 

@@ -1,0 +1,190 @@
+"""Two to four gloo processes under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
+
+
+def launch(
+    folder: Path, ranks: int, *flags: object, env: dict[str, str] | None = None, launcher=("torch.distributed.run",)
+):
+    """train.py under torchrun in ``folder``; the finished process."""
+    command = [
+        sys.executable,
+        "-m",
+        *launcher,
+        "--nproc-per-node",
+        str(ranks),
+        "--master-port",
+        "0",
+        str(ROOT / "train.py"),
+    ]
+    if launcher == ("torch.distributed.run",):
+        command[3:3] = ["--standalone"]
+        del command[command.index("--master-port") : command.index("--master-port") + 2]
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        [*command, *SMALL, *(str(flag) for flag in flags)],
+        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """One run on two ranks, both memory formats, with 1x1, depthwise and odd-width convolutions."""
+    folder = tmp_path_factory.mktemp("pair")
+    done = {}
+    for name in ("true", "false"):
+        flags = [
+            "-a",
+            "toy_models:tiny",
+            "--b",
+            8,
+            "--synthetic-size",
+            64,
+            "--channels-last",
+            name,
+            "--tensorboard",
+            "true",
+        ]
+        done[name] = launch(folder, 2, *flags, "--output-dir", name)
+        assert done[name].returncode == 0, done[name].stderr[-2000:]
+    return folder, done
+
+
+def test_no_bucket_stride_warning(pair):
+    """R48, R49."""
+    for process in pair[1].values():
+        assert "Grad strides do not match bucket view strides" not in process.stderr
+        assert "Warning" not in process.stderr
+
+
+def test_one_event_file_and_one_writer(pair):
+    """R68, R66."""
+    folder, done = pair
+    for name in done:
+        assert len(list((folder / name).rglob("events.*"))) == 1
+        assert len(rows(folder / name, "epoch")) == 1
+        assert done[name].stdout.count("=> creating model") == 1
+
+
+def test_equal_loss_on_both_memory_formats(pair):
+    folder, _ = pair
+    one, two = ([row["loss"] for row in rows(folder / name, "step")] for name in ("true", "false"))
+    assert one == pytest.approx(two, abs=1e-3)
+    assert len(one) == 4
+
+
+def test_total_speed_is_that_of_all_ranks(pair):
+    """R72."""
+    folder, _ = pair
+    for row in [*rows(folder / "true", "step"), *rows(folder / "true", "epoch")]:
+        assert row["images_per_sec_total"] == pytest.approx(2 * row["images_per_sec_per_device"])
+        assert row["images_seen"] == 16 * row["step"]
+
+
+def test_two_ranks_take_the_steps_of_one(tmp_path):
+    """Without batch norm, two ranks of 8 with a short last step equal one rank of 16, rates included; with
+    accumulation too. The file carries no prefix and goes on with another number of ranks (R78, R81)."""
+    flags = ["-a", "toy_models:plain", "--synthetic-size", 42, "--lr", 0.5]
+    runs = {"one": (1, 16, 1), "two": (2, 8, 1), "accumulated": (2, 4, 2)}
+    for name, (ranks, batch, accumulation) in runs.items():
+        done = launch(tmp_path, ranks, *flags, "--b", batch, "--grad-accum-steps", accumulation, "--output-dir", name)
+        assert done.returncode == 0, done.stderr[-2000:]
+    weights = {name: torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True) for name in runs}
+    for name in ("two", "accumulated"):
+        assert [row["lr"] for row in rows(tmp_path / name, "step")] == [
+            row["lr"] for row in rows(tmp_path / "one", "step")
+        ]
+        assert [row["loss"] for row in rows(tmp_path / name, "step")] == pytest.approx(
+            [row["loss"] for row in rows(tmp_path / "one", "step")], abs=1e-5
+        )
+        for key, value in weights["one"]["state_dict"].items():
+            assert torch.allclose(value, weights[name]["state_dict"][key], atol=1e-5), (name, key)
+    assert not any(key.startswith("module.") for key in weights["two"]["state_dict"])
+    done = launch(tmp_path, 1, "--resume", "two", "--epochs", 2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "steps took 16 images, now 8" in done.stdout
+
+
+@pytest.mark.slow
+def test_ten_validation_images_count_the_same_on_one_to_four_ranks(tmp_path):
+    """R63."""
+    from helpers import make_folder
+
+    make_folder(tmp_path / "data", train=16, val=5)
+    torch.manual_seed(0)
+    sys.path.insert(0, str(ROOT / "tests"))
+    from toy_models import tiny
+
+    torch.save(tiny(2).state_dict(), tmp_path / "weights.pt")
+    found = []
+    for ranks in (1, 2, 3, 4):
+        flags = [
+            "data",
+            "-a",
+            "toy_models:tiny",
+            "-b",
+            3,
+            "-e",
+            "--weights",
+            "weights.pt",
+            "--num-classes",
+            2,
+            "--output-dir",
+            f"run{ranks}",
+            "-j",
+            0,
+        ]
+        done = launch(tmp_path, ranks, *flags)
+        assert done.returncode == 0, done.stderr[-2000:]
+        (row,) = rows(tmp_path / f"run{ranks}", "epoch")
+        found.append(row)
+    assert [row["val_images"] for row in found] == [10] * 4
+    assert len({row["val_acc1"] for row in found}) == 1
+    assert [row["val_loss"] for row in found] == pytest.approx([found[0]["val_loss"]] * 4, rel=1e-6)
+
+
+def test_one_rank_that_meets_a_nan_ends_both_with_exit_3(tmp_path):
+    flags = ["-a", "toy_models:nan_third_on_rank_1", "--b", 4, "--synthetic-size", 64, "-p", 1, "--output-dir", "run"]
+    done = launch(tmp_path, 2, *flags)
+    assert done.returncode == 1
+    assert done.stderr.count("exitcode  : 3") == 2 or "exitcode : 3" in done.stderr.replace("  ", " ")
+    assert done.stderr.count("error: non-finite loss or gradient at step 2") == 1
+    assert json.loads((tmp_path / "run/status.json").read_text())["exit_code"] == 3
+
+
+def test_a_users_mistake_is_one_line_on_two_ranks(tmp_path):
+    done = launch(tmp_path, 2, "--b", "0")
+    assert done.stderr.count("error: --batch-size must be at least 1") == 1
+    assert "exitcode : 2" in done.stderr.replace("  ", " ")
+
+
+@pytest.mark.parametrize(("environ", "threads"), [({}, 2), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_threads_a_rank(tmp_path, environ, threads, monkeypatch):
+    """R71: usable cores over ranks, unless the user set OMP_NUM_THREADS; torchrun's own 1 is not the user's."""
+    from trainer.hardware import usable_cores
+
+    ranks = 1 if threads == 2 else 2
+    done = launch(
+        tmp_path, ranks, "-a", "toy_models:tiny", "--b", 8, "--synthetic-size", 16, "--output-dir", "run", env=environ
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = max(1, usable_cores() // ranks) if not environ else 1
+    assert f"{expected} threads a process" in done.stdout
