@@ -96,3 +96,12 @@ def odd_ranks(num_classes: int) -> nn.Module:
 
 def nan_third_on_rank_1(num_classes: int) -> nn.Module:
     return Poisoned(num_classes, {2} if os.environ.get("RANK") == "1" else set())
+
+
+class Broken(Tiny):
+    def forward(self, images: Tensor) -> Tensor:
+        raise RuntimeError("this model is broken")
+
+
+def broken(num_classes: int) -> nn.Module:
+    return Broken(num_classes)

@@ -9,7 +9,8 @@ from torch import nn
 
 from trainer.config import TrainConfig
 from trainer.hardware import cpu_info, expected_memory, free_memory, half_precision_notice
-from trainer.precision import MEANINGS, Precision, level_options
+from trainer.models import TrainingLoss, main_output
+from trainer.precision import MEANINGS, Precision, dtype_name, level_options
 from trainer.run_log import Console
 
 
@@ -31,7 +32,7 @@ def say_request(
     console.say(f"=> creating model '{resolved.arch}'")
 
 
-def say_precision(console: Console, asked: TrainConfig, precision: Precision, model: nn.Module) -> None:
+def say_precision(console: Console, precision: Precision, model: nn.Module, image_size: int) -> None:
     """The level's defaults, the overrides, the result, and the real dtypes below."""
     options = precision.options
     console.say(f"Selected optimization level {options.opt_level}:  {MEANINGS[options.opt_level]}\n")
@@ -43,11 +44,32 @@ def say_precision(console: Console, asked: TrainConfig, precision: Precision, mo
     for line in options.lines():
         console.say(line)
     console.say()
-    console.say("dtypes: " + ", ".join(f"{key} {value}" for key, value in precision.dtypes(model).items()))
+    console.say(
+        "dtypes: " + ", ".join(f"{key} {value}" for key, value in real_dtypes(precision, model, image_size).items())
+    )
     if precision.device.type == "cpu":
         notice = half_precision_notice(options.opt_level, precision.half, cpu_info()[1])
         if notice:
             console.notice(notice)
+
+
+def real_dtypes(precision: Precision, model: nn.Module, image_size: int) -> dict[str, str]:
+    """Dtypes read off the model and off the forward pass of one black image (evaluation mode: nothing moves)."""
+    found = precision.describe(model)
+    image = torch.zeros(1, 3, image_size, image_size, dtype=precision.input_dtype, device=precision.device)
+    try:
+        with torch.no_grad(), precision.autocast():
+            output = main_output(model.eval()(image))
+        found["output"] = dtype_name(output.dtype)
+        found["loss"] = dtype_name(
+            TrainingLoss()(output, torch.zeros(1, dtype=torch.int64, device=precision.device)).dtype
+        )
+    except Exception:
+        # A model that cannot take this image says so better in its first step.
+        found["output"] = found["loss"] = "unknown"
+    finally:
+        model.train()
+    return {**found, **precision.describe_scaling()}
 
 
 def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, dropped: int) -> None:
@@ -80,7 +102,12 @@ def warn_of_memory(console: Console, model: nn.Module, resolved: TrainConfig, pr
     assert resolved.image_size is not None
     factor = 0.5 if precision.options.patch_torch_functions else 1.0
     expected = expected_memory(
-        model, resolved.image_size, resolved.batch_size, precision.input_dtype, factor, precision.options.master_weights
+        model,
+        resolved.image_size,
+        resolved.batch_size,
+        precision.input_dtype,
+        factor,
+        bool(precision.options.master_weights),
     )
     free = free_memory()
     if expected is not None and free is not None and expected > free:

@@ -77,7 +77,9 @@ def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:
         # Batch-norm statistics stay each rank's own; rank 0's are broadcast before validation.
         # torch 2.14 renamed the switch and warns of the old name.
         accepted = inspect.signature(DistributedDataParallel).parameters
-        own_buffers: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False}
+        own_buffers: dict[str, Any] = {
+            "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
+        }
         wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **own_buffers)
     return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]
 

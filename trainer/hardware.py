@@ -102,7 +102,9 @@ def expected_memory(
         return None
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     state = sum(p.numel() * 4 for p in model.parameters()) * (3 if masters else 1)
-    return int(2 * weights + state + sum(sizes.values()) * factor * batch_size / 2)
+    # Backward adds the gradients of the largest activation and of what it was made from.
+    activations = sum(sizes.values()) + 2 * max(sizes.values(), default=0)
+    return int(2 * weights + state + activations * factor * batch_size / 2)
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:

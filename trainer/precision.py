@@ -26,7 +26,7 @@ class LevelOptions:
     cast_model_type: torch.dtype | None
     patch_torch_functions: bool
     keep_batchnorm_fp32: bool | None
-    master_weights: bool
+    master_weights: bool | None
     loss_scale: float | str
 
     def lines(self) -> list[str]:
@@ -46,7 +46,7 @@ def level_options(opt_level: str, half: torch.dtype) -> LevelOptions:
     dynamic = "dynamic" if half is torch.float16 else 1.0
     return {
         "O0": LevelOptions(True, "O0", torch.float32, False, None, False, 1.0),
-        "O1": LevelOptions(True, "O1", None, True, None, False, dynamic),
+        "O1": LevelOptions(True, "O1", None, True, None, None, dynamic),
         "O2": LevelOptions(True, "O2", half, False, True, True, dynamic),
         "O3": LevelOptions(True, "O3", half, False, False, False, 1.0),
     }[opt_level]
@@ -201,21 +201,24 @@ class Precision:
         if self.dynamic and state.get("loss_scale"):
             self._scaler.load_state_dict(state["loss_scale"])
 
-    def dtypes(self, model: nn.Module) -> dict[str, str]:
-        """The real dtypes, read off the model: what the start prints below the option table."""
+    def describe(self, model: nn.Module) -> dict[str, str]:
+        """The real dtypes, read off the model's tensors."""
         weights = [p for m in model.modules() if not isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
         weight = next((p for p in weights if p.dim() == 4), weights[0])
         norms = [p for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
-        scaler = "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}"
         return {
-            "conv weight": _name(weight.dtype),
-            "batch norm": _name(norms[0].dtype) if norms else "none",
+            "conv weight": dtype_name(weight.dtype),
+            "batch norm": dtype_name(norms[0].dtype) if norms else "none",
             "master weights": "float32" if self._masters else "none",
-            "input": _name(self.input_dtype),
-            "autocast": _name(self.half) if self.options.patch_torch_functions else "off",
-            "loss scale": scaler,
+            "input": dtype_name(self.input_dtype),
+        }
+
+    def describe_scaling(self) -> dict[str, str]:
+        return {
+            "autocast": dtype_name(self.half) if self.options.patch_torch_functions else "off",
+            "loss scale": "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}",
         }
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

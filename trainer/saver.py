@@ -72,7 +72,9 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
     notices = []
     load_model(content, stepper)
     if not load_optimizer_state(stepper.optimizer, content.get("optimizer", {})):
-        notices.append("note: the file's optimizer state does not fit this model's parameters: momentum starts from zero")
+        notices.append(
+            "note: the file's optimizer state does not fit this model's parameters: momentum starts from zero"
+        )
     stepper.precision.load_state_dict(content.get("precision", {}))
     known = {key: content[key] for key in vars(Progress()) if key in content}
     progress = Progress(**known)
