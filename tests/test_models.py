@@ -15,14 +15,8 @@ from torch import nn
 from torchvision import models as zoo
 
 from trainer.errors import UserError
-from trainer.models import (
-    Preset,
-    TrainingLoss,
-    build_model,
-    load_weights,
-    main_output,
-    preset_of,
-)
+from trainer.models import TrainingLoss, build_model, main_output
+from trainer.weights import Preset, load_weights, preset_of
 
 
 @pytest.fixture

@@ -39,9 +39,6 @@ def taken(config: TrainConfig, *keys: str) -> tuple:
     return tuple(getattr(config, key) for key in keys)
 
 
-# Run and input
-
-
 def test_no_null_and_no_auto_is_left_but_what_means_off():
     config = resolved()
     off = {"data_dir", "weights", "steps_per_epoch", "lr_step_size", "clip_grad_norm", "keep_batchnorm_fp32"}

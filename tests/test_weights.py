@@ -11,16 +11,9 @@ from torch import nn
 from torchvision import models as zoo
 
 from trainer.errors import UserError
-from trainer.models import (
-    Preset,
-    build_model,
-    load_matching,
-    load_weights,
-    preset_of,
-    strip_prefixes,
-    weights_from_file,
-)
+from trainer.models import build_model
 from trainer.precision import Precision, level_options
+from trainer.weights import Preset, load_matching, load_weights, preset_of, strip_prefixes, weights_from_file
 
 TOY = "toy_models:tiny"
 
@@ -121,7 +114,6 @@ def test_mnasnet_loads_its_own_weights():
         ),
         ("efficientnet_b3", True, None, Preset(300, 320, "bicubic", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
         ("resnet50", False, None, Preset()),
-        ("resnet50", False, "some/file.pt", Preset()),
         ("no_such_net", True, None, Preset()),
     ],
 )
@@ -158,6 +150,14 @@ def test_weights_files_of_other_scripts_load(tmp_path: Path, key: str | None, pr
     torch.save({key: state, "epoch": 3} if key else state, tmp_path / "weights.pt")
     line = load_weights(model, TOY, False, str(tmp_path / "weights.pt"))
     assert line == f"=> using pre-trained model '{TOY}' ({tmp_path}/weights.pt): all weights loaded"
+    assert torch.equal(model.head.weight, source.head.weight)
+
+
+def test_files_older_than_batch_norms_count_of_batches_load(tmp_path: Path):
+    source, model = toy_models.tiny(3), toy_models.tiny(3)
+    state = {name: value for name, value in source.state_dict().items() if "num_batches" not in name}
+    torch.save(state, tmp_path / "weights.pt")
+    assert load_weights(model, TOY, False, str(tmp_path / "weights.pt")).endswith("all weights loaded")
     assert torch.equal(model.head.weight, source.head.weight)
 
 
@@ -226,3 +226,25 @@ def test_prefixes_go_only_where_every_name_has_them():
     mixed = {"module.a": tensor, "b": tensor}
     assert strip_prefixes(mixed) == mixed
     assert strip_prefixes({}) == {}
+
+
+def test_torchvisions_own_spelling_of_a_name_is_understood():
+    assert preset_of("resnet50", False, "ResNet50_Weights.IMAGENET1K_V2") == preset_of(
+        "resnet50", False, "IMAGENET1K_V2"
+    )
+    assert "IMAGENET1K_V1" in refused(preset_of, "resnet50", False, "ResNet18_Weights.IMAGENET1K_V1")
+
+
+def test_a_checkpoint_of_ours_brings_the_input_it_was_trained_on(tmp_path: Path):
+    resolved = {
+        "val_image_size": 96,
+        "val_resize": 110,
+        "interpolation": "bicubic",
+        "mean": (0.5,) * 3,
+        "std": (0.4,) * 3,
+    }
+    path = tmp_path / "last.pt"
+    torch.save({"state_dict": toy_models.tiny(3).state_dict(), "resolved": resolved}, path)
+    assert preset_of(TOY, False, str(path)) == Preset(96, 110, "bicubic", (0.5,) * 3, (0.4,) * 3)
+    torch.save(toy_models.tiny(3).state_dict(), tmp_path / "bare.pt")
+    assert preset_of(TOY, False, str(tmp_path / "bare.pt")) == Preset()

@@ -14,10 +14,11 @@ from trainer.distributed import Group, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
 from trainer.exits import Session
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
-from trainer.models import build_model, load_weights
+from trainer.models import build_model
 from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
 from trainer.precision import DTYPES, Precision, level_options, override_options
 from trainer.step import Stepper
+from trainer.weights import load_weights
 
 
 def open_group(device_name: str, deterministic: bool, session: Session) -> tuple[Group, int]:

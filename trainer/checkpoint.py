@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trainer.errors import UserError
 from trainer.memory_format import apply_to_optimizer_state, check_stride_orders
-from trainer.models import strip_prefixes
 from trainer.optim import zero_missing_momentum
+from trainer.weights import strip_prefixes
 
 FORMAT = 1
 

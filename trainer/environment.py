@@ -16,9 +16,9 @@ from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
 from trainer.hardware import describe_device, usable_cores
-from trainer.models import Preset, preset_of
 from trainer.optim import default_milestones, default_warmup
 from trainer.precision import DTYPES, level_options
+from trainer.weights import Preset, preset_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -85,7 +85,12 @@ def resolve_config(
 
 
 def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
-    return {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
+    pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
+    if config.data_dir:
+        pinned.pop("num_classes", None)  # the folder says it; resume.check_classes compares
+    if config.val_image_size not in (None, saved.get("val_image_size")):
+        pinned.pop("val_resize", None)  # it follows the crop
+    return pinned
 
 
 def _pinned_dtype(config: TrainConfig, saved: dict[str, Any]) -> str | None:

@@ -10,7 +10,10 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_USER = 2
 EXIT_NON_FINITE = 3
+EXIT_BAD_DATA = 5
 EXIT_INTERRUPTED = 130
+# Codes of failures that a restart meets again.
+LASTING = (EXIT_USER, EXIT_NON_FINITE, EXIT_BAD_DATA)
 
 
 class RunError(Exception):
@@ -37,3 +40,14 @@ class NonFiniteError(RunError):
     """Training met a NaN or an infinity that it must not go on from. Exit code 3."""
 
     exit_code = EXIT_NON_FINITE
+
+
+class LastingError(RunError):
+    """A restart of a run that failed for a reason that stays; ends with that run's code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message, on_every_rank=True)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[type[LastingError], tuple[str, int]]:
+        return type(self), (str(self), self.exit_code)

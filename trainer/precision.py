@@ -144,8 +144,7 @@ class Precision:
         """
         gradients = self._gradients()
         if clip_norm is not None:
-            factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_(gradients, factor)
+            _scale_all(gradients, torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
         smallest = min(gradients, key=torch.numel)
         smallest.add_(torch.where(bad > 0, self._nan, self._zero).to(smallest.dtype))
         self._scaler.step(optimizer)
@@ -218,6 +217,16 @@ class Precision:
             "autocast": dtype_name(self.half) if self.options.patch_torch_functions else "off",
             "loss scale": "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}",
         }
+
+
+def _scale_all(gradients: list[Tensor], factor: Tensor) -> None:
+    """Times a float32 device scalar; half gradients one by one, since a foreach wants the factor in their dtype."""
+    full = [gradient for gradient in gradients if gradient.dtype is torch.float32]
+    if full:
+        torch._foreach_mul_(full, factor)
+    for gradient in gradients:
+        if gradient.dtype is not torch.float32:
+            gradient.mul_(factor)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

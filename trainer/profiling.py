@@ -54,9 +54,11 @@ class StepProfiler:
         return path
 
     def range(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """A named range in the trace, and an NVTX one for nsys."""
+        """A named range in the trace, and on CUDA an NVTX one for nsys."""
         if self._profiler is None:
             return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.profiler.record_function(name))
         if self._cuda:
-            return torch.cuda.nvtx.range(name)
-        return torch.profiler.record_function(name)
+            stack.enter_context(torch.cuda.nvtx.range(name))
+        return stack

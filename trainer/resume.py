@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,19 @@ from trainer.config import KEYS, PER_START, TrainConfig, flag_of
 from trainer.distributed import Group
 from trainer.engine import Progress
 from trainer.environment import snapshot
-from trainer.errors import UserError
+from trainer.errors import LASTING, LastingError, UserError
 from trainer.exits import Session
 from trainer.memory_format import memory_format_name, resolve_memory_format
-from trainer.run_folder import LAST, find_resumable, new_run_path, open_run_folder, run_of_checkpoint, to_yaml
+from trainer.run_folder import (
+    LAST,
+    find_resumable,
+    new_run_path,
+    newest_run,
+    open_run_folder,
+    read_json,
+    run_of_checkpoint,
+    to_yaml,
+)
 from trainer.run_log import RunFiles
 from trainer.saver import load_model, restore
 from trainer.step import Stepper
@@ -57,6 +67,7 @@ def find_start(request: Request, group: Group) -> Start:
 
 def _find_checkpoint(config: TrainConfig) -> tuple[Path | None, list[str]]:
     assert config.resume is not None
+    _end_a_pointless_restart(config)
     if config.resume != "auto":
         path = Path(config.resume)
         if path.is_dir():
@@ -75,6 +86,18 @@ def _find_checkpoint(config: TrainConfig) -> tuple[Path | None, list[str]]:
             "--resume auto: no run below runs/ that is not done and asked for the same; starting from scratch"
         ]
     return run / "checkpoints" / LAST, [f"--resume auto: going on with {run}"]
+
+
+def _end_a_pointless_restart(config: TrainConfig) -> None:
+    """torchrun restarts a job that failed; one that failed for a reason that stays ends at once, with the same code."""
+    if config.resume != "auto" or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return
+    run = Path(config.output_dir) if config.output_dir else newest_run(config)
+    status = read_json(run / "status.json") if run else {}
+    if status.get("state") == "failed" and status.get("exit_code") in LASTING:
+        raise LastingError(
+            f"not restarted, since {run} failed for a reason that stays: {status.get('why')}", status["exit_code"]
+        )
 
 
 def _existing_folder(config: TrainConfig) -> Path | None:
@@ -120,7 +143,9 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
     """Load the checkpoint, if there is one; returns where the run stands and lines for the log."""
     content = start.checkpoint
     if content is None:
-        return Progress(epoch=config.start_epoch), []
+        blank = config.evaluate and not (config.weights or config.pretrained)
+        lines = ["note: -e without --resume, --weights or --pretrained validates random weights"] if blank else []
+        return Progress(epoch=config.start_epoch), lines
     if config.evaluate:
         load_model(content, stepper)
         return Progress(epoch=max(0, content["epoch"] - 1), step=content.get("step", 0)), []

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,25 @@ def new_run_path(arch: str, opt_level: str, memory_format: str) -> Path:
 
 def find_resumable(config: TrainConfig, runs: Path | None = None) -> Path | None:
     """The newest run below ``runs`` that is not done, not locked, has a checkpoint and asked for the same."""
-    runs = Path(RUNS) if runs is None else runs
-    candidates = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
-    for path in sorted(candidates, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True):
-        if read_json(path / "status.json").get("state") == "done" or not (path / "checkpoints" / LAST).exists():
-            continue
-        if not _asks_the_same(path, config):
-            continue
-        lock = _try_lock(path)
+    for path in _runs_not_done(config, runs):
+        lock = _try_lock(path) if (path / "checkpoints" / LAST).exists() else None
         if lock is not None:
             os.close(lock)
             return path
     return None
+
+
+def newest_run(config: TrainConfig) -> Path | None:
+    """The newest run that is not done and asked for the same, whatever is left of it."""
+    return next(_runs_not_done(config, None), None)
+
+
+def _runs_not_done(config: TrainConfig, runs: Path | None) -> Iterator[Path]:
+    runs = Path(RUNS) if runs is None else runs
+    found = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
+    for path in sorted(found, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True):
+        if read_json(path / "status.json").get("state") != "done" and _asks_the_same(path, config):
+            yield path
 
 
 def run_of_checkpoint(checkpoint: Path) -> Path | None:
