@@ -40,7 +40,7 @@ def half_precision_notice(opt_level: str, half: torch.dtype, features: frozenset
     fast = bool(features & set(FAST_BF16))
     if opt_level == "O0":
         if fast:
-            return "this CPU has a fast bfloat16 path: --opt-level O1 is worth a try (2.0 times float32 measured on resnet50 with AMX)"
+            return "this CPU has a fast bfloat16 path: --opt-level O1 is worth a try (2.0 times float32 measured on resnet50)"
         return None
     if half is torch.float16:
         return "float16 is slow on every CPU (30 to 40 times bfloat16's time): expect this for a check of numbers, not for speed"
