@@ -245,3 +245,18 @@ def test_changing_epochs_is_said_to_change_the_schedule(run, capsys):
     capsys.readouterr()
     assert run("--resume", "run", "--epochs", 4, base="") == 0
     assert "schedule is that of the new length" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output_dir", [(), ("--output-dir", "run")])
+def test_a_restart_of_a_run_that_failed_for_good_ends_with_the_same_code(run, capsys, monkeypatch, output_dir):
+    flags = ["-a", "toy_models:nan_third", "--resume", "auto", *output_dir]
+    assert run(*flags) == 3
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    capsys.readouterr()
+    assert run(*flags) == 3
+    error = capsys.readouterr().err
+    assert "not restarted" in error
+    assert error.count("\n") == 1
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    assert run(*flags) == 3, "typed again by a person, the command tries again"
+    assert "non-finite" in capsys.readouterr().err

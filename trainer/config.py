@@ -191,5 +191,7 @@ def _check_epochs(config: TrainConfig) -> None:
     warmup = config.lr_warmup_epochs
     if warmup and first and warmup > first:
         raise UserError(f"--lr-warmup-epochs {warmup:g} passes the first drop of the rate at epoch {first:g}")
+    if warmup and config.epochs is not None and warmup > config.epochs:
+        raise UserError(f"--lr-warmup-epochs {warmup:g} passes the end of the run at epoch {config.epochs}")
     if config.epochs is not None and config.start_epoch >= config.epochs:
         raise UserError(f"--start-epoch {config.start_epoch} leaves nothing of --epochs {config.epochs}")
