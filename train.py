@@ -25,7 +25,7 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.
     from data.build import DataOptions, LoaderOptions, open_loaders, open_sources
     from data.loaders import FeedOptions
-    from trainer import banner, build, environment, finish, resume
+    from trainer import banner, begin, build, environment, finish, resume
     from trainer.engine import Engine, LoopOptions
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
@@ -57,18 +57,18 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
         resolve_memory_format(config.channels_last),
     )
     train, val = open_loaders(*sources, pick(LoaderOptions, config), (group.ranks.rank, group.world_size), feed)
-    if not train.steps_in_epoch:
+    if not train.steps_in_epoch and not config.evaluate:
         raise UserError(
             f"{len(sources[0])} training images are too few: a step needs two for each of {group.world_size} ranks",
             True,
         )
     banner.say_data(console, config, *sources, train.sampler.dropped)
     schedule, lr_line = build.build_schedule(config, train.sampler.global_batch_size, train.steps_in_epoch)
-    progress, more = resume.begin(start, stepper, group, config)
+    progress, more = begin.begin(start, stepper, group, config)
     for line in [*start.lines, *lines, lr_line, *notices, *more]:
         console.say(line)
-    folder = resume.open_folder(start, config, progress.step, group, session)
-    facts = resume.checkpoint_facts(start.config, config, sources[0].classes, train.sampler.global_batch_size)
+    folder = begin.open_folder(start, config, progress.step, group, session)
+    facts = begin.checkpoint_facts(start.config, config, sources[0].classes, train.sampler.global_batch_size)
     saver = CheckpointSaver(folder, group, stepper, facts)
     profiler = StepProfiler(config.prof, folder, group.device)
     engine = Engine(
@@ -78,7 +78,7 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
 
     if config.evaluate:
         return finish.evaluate(engine, val)
-    banner.warn_of_memory(console, stepper.model, config, stepper.precision)
+    banner.warn_of_memory(console, stepper.model, config, stepper.precision, group.ranks.local_world_size)
     return finish.fit(engine, train, val, config, session)
 
 

@@ -87,7 +87,13 @@ def _scan_split(folder: Path, classes: tuple[str, ...] | None) -> FolderIndex:
 
 def _image_files(folder: Path, ignored: Counter[str]) -> list[str]:
     files = []
+    seen: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen or (parent != str(folder) and os.path.realpath(folder).startswith(real + os.sep)):
+            folders.clear()  # a link that leads back up
+            continue
+        seen.add(real)
         hidden = [name for name in (*folders, *names) if name.startswith(".")]
         if hidden:
             ignored["hidden"] += len(hidden)

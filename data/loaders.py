@@ -51,9 +51,11 @@ Source = FolderDataset | SyntheticImages
 def _host_batches(source: Source, sampler: Any, workers: int, pin_memory: bool) -> Batches:
     """uint8 channels-last batches in the order of a batch sampler (or a list of batches of keys)."""
     if isinstance(source, SyntheticImages):
-        return SyntheticBatches(source, sampler)
+        return SyntheticBatches(source, sampler, pin_memory)
     # The start of the run says it in one line of ours, for all loaders and once.
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+    # Python 3.12 and newer warn of the fork with which torch starts its workers, and torch runs threads.
+    warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks", category=DeprecationWarning)
     return DataLoader(
         source,
         batch_sampler=sampler,

@@ -97,7 +97,7 @@ class StepSampler:
 
     def _usable_end(self, consumed: int | None = None) -> int:
         start = self.consumed if consumed is None else consumed
-        rest = (self._end() - start) % self.global_batch_size
+        rest = max(0, self._end() - start) % self.global_batch_size
         return self._end() - rest if rest < _LEAST_A_RANK * self.world_size else self._end()
 
 

@@ -42,19 +42,22 @@ class SyntheticImages:
     def batch(self, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """(N, 3, H, W) uint8 with channels-last strides, and (N,) int64 labels."""
         indices = torch.tensor([index % len(self._pool) for _, index in keys])
-        return self._pool[indices].permute(0, 3, 1, 2), self._labels[indices]
+        return self._pool.index_select(0, indices).permute(0, 3, 1, 2), self._labels[indices]
 
 
 class SyntheticBatches:
     """Batches of a sampler straight from the pool: no worker process, since there is nothing to decode."""
 
-    def __init__(self, images: SyntheticImages, batches: Iterable[Sequence[tuple[int, int]]]) -> None:
+    def __init__(self, images: SyntheticImages, batches: Iterable[Sequence[tuple[int, int]]], pin_memory: bool) -> None:
         self._images = images
         self._batches = batches
+        self._pin_memory = pin_memory
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for keys in self._batches:
-            yield self._images.batch(keys)
+            images, labels = self._images.batch(keys)
+            # Pinned, or the copy to the device would hold the host up until it is done.
+            yield (images.pin_memory(), labels.pin_memory()) if self._pin_memory else (images, labels)
 
 
 def build_synthetic(

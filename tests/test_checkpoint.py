@@ -45,19 +45,33 @@ def test_best_and_last_are_both_there_and_load(run):
 
 
 def test_best_stays_when_last_is_replaced(tmp_path):
-    from trainer.saver import _link
-
-    write_checkpoint(tmp_path / "last.pt", {"a": 1})
-    _link(tmp_path / "last.pt", tmp_path / "best.pt")
+    write_checkpoint(tmp_path / "last.pt", {"a": 1}, also=tmp_path / "best.pt")
     write_checkpoint(tmp_path / "last.pt", {"a": 2})
     assert torch.load(tmp_path / "best.pt", weights_only=True) == {"a": 1}
     assert torch.load(tmp_path / "last.pt", weights_only=True) == {"a": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
+def test_file_and_folder_are_synced_before_a_save_is_over(tmp_path, monkeypatch):
+    import os
+    import stat
+
+    synced = []
+    original = os.fsync
+
+    def watched(handle: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(handle).st_mode))
+        original(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_checkpoint(tmp_path / "last.pt", {"a": 1})
+    assert synced == [False, True]
 
 
 def test_a_save_that_breaks_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     """R74."""
     target = tmp_path / "last.pt"
-    write_checkpoint(target, {"state_dict": {}, "format": 1})
+    write_checkpoint(target, {"a": 1})
 
     def broken(content, stream):
         stream.write(b"half a file")
@@ -65,9 +79,9 @@ def test_a_save_that_breaks_leaves_the_old_file_and_no_rest(tmp_path, monkeypatc
 
     monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(OSError, match="disk full"):
-        write_checkpoint(target, {"state_dict": {"a": 1}, "format": 1})
+        write_checkpoint(target, {"a": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-    assert read_checkpoint(target)["state_dict"] == {}
+    assert torch.load(target, weights_only=True) == {"a": 1}
 
 
 def test_it_is_loaded_on_the_cpu(run, monkeypatch):
@@ -143,3 +157,28 @@ def test_a_truncated_file_is_a_sentence(tmp_path):
     (tmp_path / "x.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="damaged"):
         read_checkpoint(tmp_path / "x.pt")
+
+
+def test_a_foreign_file_without_optimizer_or_counters_is_read(run):
+    state = {name: value for name, value in tiny(4).state_dict().items() if "num_batches" not in name}
+    torch.save({"epoch": 0, "state_dict": state, "optimizer": None}, "c.pth")
+    assert run("--resume", "c.pth", "--output-dir", "run") == 0
+
+
+def test_pytorch_examples_alexnet_keys_are_understood():
+    from trainer.weights import strip_prefixes
+
+    assert list(strip_prefixes({"features.module.0.weight": torch.ones(1), "classifier.1.bias": torch.ones(1)})) == [
+        "features.0.weight", "classifier.1.bias",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_with_missing_parts_is_a_sentence(run, capsys):
+    torch.save({"format": 1, "state_dict": {}, "config": {}}, "c.pt")
+    assert run("--resume", "c.pt") == 2
+    assert "lacks resolved" in capsys.readouterr().err
+
+
+def test_a_modules_extra_state_survives_save_and_resume(run):
+    assert run("-a", "toy_models:with_extra_state", "--output-dir", "run") == 0
+    assert run("--resume", "run", "--epochs", 2, base="") == 0

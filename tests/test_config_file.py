@@ -38,7 +38,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("\ufeffbatch_size: 8", {"batch_size": 8}),
 ]
 REFUSED: list[tuple[str, str]] = [
-    ("batch-size: 8", "unknown key 'batch-size'; the nearest known one is batch_size"),
+    ("batch-size: 8", "unknown key 'batch-size'; it is spelled batch_size here"),
     ("bacth_size: 8", "unknown key 'bacth_size'; the nearest known one is batch_size"),
     ("config: a.yaml", "unknown key 'config'"),
     ("local_rank: 0", "unknown key 'local_rank'"),

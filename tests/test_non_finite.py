@@ -109,6 +109,32 @@ def test_an_infinite_loss_with_finite_gradients_is_bad():
     assert torch.isnan(weight.grad).all()
 
 
+def test_an_infinite_loss_with_finite_gradients_ends_the_run(run, capsys):
+    assert run("-a", "toy_models:infinite_loss_third", "--output-dir", "run") == 3
+    assert "at step 2" in capsys.readouterr().err
+
+
+def test_a_buffer_that_the_model_replaces_is_guarded_too():
+    class Replacing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, value: torch.Tensor) -> None:
+            self.mean = 0.5 * self.mean + value
+
+    model = Replacing()
+    guard = BufferGuard(model)
+    model(torch.ones(3))
+    guard.settle(torch.tensor(0.0))
+    model(torch.full((3,), float("nan")))
+    guard.settle(torch.tensor(1.0))
+    assert torch.equal(model.mean, torch.ones(3))
+    model(torch.ones(3))
+    guard.settle(torch.tensor(0.0))
+    assert torch.equal(model.mean, torch.full((3,), 1.5))
+
+
 def test_a_finite_loss_is_left_alone():
     weight = torch.tensor([0.5, 2.0], requires_grad=True)
     poison((weight**2).sum()).backward()
@@ -118,9 +144,10 @@ def test_a_finite_loss_is_left_alone():
 def test_guard_counts_rows_and_steps():
     guard = StepGuard(torch.device("cpu"), sticky=False)
     for step, norm in enumerate([1.0, float("nan"), float("inf"), 1.0, float("nan")]):
-        guard.judge(torch.tensor(norm), step)
+        guard.judge(torch.tensor(norm), step, 0.1 * step)
     report = guard.report()
     assert (report.skipped, report.longest_row, report.first_bad_step, report.last_bad_step) == (3, 2, 1, 4)
+    assert (report.first_bad_lr, report.last_bad_lr) == (pytest.approx(0.1), pytest.approx(0.4))
 
 
 def test_buffer_guard_restores_every_dtype_and_keeps_the_module_working():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from trainer.config import TrainConfig
-from trainer.errors import UserError
 from trainer.optim import (
     LRSchedule,
     build_lr_schedule,
@@ -112,11 +111,6 @@ def test_warmup_decay_is_where_the_warmup_starts():
 )
 def test_epochs_at_which_the_rate_drops(milestones, step_size, epochs, expected):
     assert drop_epochs(milestones, step_size, epochs) == pytest.approx(expected)
-
-
-def test_a_step_size_of_nothing_is_refused():
-    with pytest.raises(UserError, match="--lr-step-size must be above 0"):
-        drop_epochs(None, 0.0, 3)
 
 
 def test_explicit_milestones_and_gamma():

@@ -65,7 +65,7 @@ def test_dtypes_of_each_level(level, conv, norm, master, images):
     assert precision.input_dtype is images
     stepped = stepper.optimizer.param_groups[0]["params"]
     assert all(p.dtype is torch.float32 for p in stepped) is (level != "O3")
-    assert bool(precision._masters) is master
+    assert bool(precision.masters) is master
     before = [p.detach().clone() for p in stepped]
     take(stepper, 2)
     moved = [not torch.equal(p, b) for p, b in zip(stepped, before, strict=True)]
@@ -88,7 +88,7 @@ def test_o2_without_it():
 def test_o2_weights_are_its_masters_rounded():
     stepper = build("O2")
     take(stepper, 3)
-    for half, master in stepper.precision._masters:
+    for half, master in stepper.precision.masters:
         assert torch.equal(half, master.to(torch.bfloat16))
         assert stride_order(half) == stride_order(master)
 
@@ -107,18 +107,17 @@ def test_weights_gradients_masters_and_momentum_lie_in_the_same_order(level, cha
                 assert tensor.is_contiguous(memory_format=asked)
 
 
-@pytest.mark.parametrize(
-    ("level", "clip"), [("O0", None), ("O2", None), ("O3", None), ("O0", 0.1), ("O2", 0.1), ("O3", 0.1)]
-)
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("clip", [None, 0.1])
 def test_norm_and_update_do_not_depend_on_the_loss_scale(level, clip):
     """R29: the norm is unscaled before it is reported and before it clips; O3's half gradients too."""
     weights, norms = [], []
-    for scale in (1.0, 1024.0):
-        stepper = build(level, "float16", scale=scale, clip=clip)
+    for scale in (1.0, 65536.0):
+        stepper = build(level, "bfloat16", scale=scale, clip=clip)
         norms.append(take(stepper))
         weights.append(torch.cat([p.detach().float().flatten() for p in stepper.optimizer.param_groups[0]["params"]]))
         assert stepper.health().skipped_steps == 0
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3 if level == "O0" else 2e-2)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
     assert (weights[0] - weights[1]).abs().max() < 2e-3
 
 
@@ -208,3 +207,68 @@ def test_dtype_table_of_the_readme_is_what_the_model_has():
 def test_no_scaler_warning_on_a_cpu(recwarn):
     take(build("O2", "float16"))
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_half_weight_in_another_order_than_its_master_is_noticed():
+    stepper = build("O2")
+    half = stepper.precision.masters[0][0]
+    half.data = half.data.contiguous()
+    check_stride_orders(stepper.optimizer)
+    with pytest.raises(AssertionError, match="master"):
+        check_stride_orders(stepper.optimizer, stepper.precision.masters)
+
+
+def test_a_gradient_in_another_order_is_noticed_in_the_first_step():
+    stepper = build("O0")
+
+    def reorder(parameter: torch.Tensor) -> None:
+        parameter.grad = parameter.grad.contiguous()
+
+    stepper.model.features[0].weight.register_post_accumulate_grad_hook(reorder)
+    with pytest.raises(AssertionError, match="gradient"):
+        take(stepper)
+
+
+def test_float64_models_train_at_o0():
+    stepper = build("O0", factory=lambda num_classes: tiny(num_classes).double())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, 16, 16, generator=generator, dtype=torch.float64)
+    before = stepper.model.head.weight.detach().clone()
+    plan = type("Plan", (), {"images": 8, "batch_sizes": (8,)})()
+    timer = StepTimer(Clock(CPU), 0, 1)
+    batches = iter([(images, torch.arange(8) % 4)])
+    stepper.step(0, plan, batches, 0.1, RunningSums(CPU), timer, StepProfiler(None, None, CPU))
+    assert not torch.equal(before, stepper.model.head.weight)
+    assert stepper.health().grad_norm > 0
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_gradients_are_reduced_once_a_step(level, tmp_path):
+    """Two batches of accumulation, one reduction, in the dtype of the half gradients."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        stepper = build(level)
+        stepper.wrapped = DistributedDataParallel(stepper.model, gradient_as_bucket_view=True)
+        seen: list[torch.dtype] = []
+
+        def counting(state, bucket):
+            seen.append(bucket.buffer().dtype)
+            return allreduce_hook(state, bucket)
+
+        stepper.wrapped.register_comm_hook(None, counting)
+        for _ in range(2):
+            count = len(seen)
+            images = torch.randn(8, 3, 16, 16).to(stepper.precision.input_dtype)
+            batches = iter([(images[:4], torch.arange(4)), (images[4:], torch.arange(4))])
+            plan = type("Plan", (), {"images": 8, "batch_sizes": (4, 4)})()
+            timer = StepTimer(Clock(CPU), 0, 1)
+            stepper.step(0, plan, batches, 0.1, RunningSums(CPU), timer, StepProfiler(None, None, CPU))
+            # One bucket a dtype: half weights, and at O2 batch norm's float32.
+            assert len(seen) - count == (2 if level == "O2" else 1)
+        assert (torch.bfloat16 in seen) is (level == "O2")
+    finally:
+        dist.destroy_process_group()

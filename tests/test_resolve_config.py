@@ -214,7 +214,7 @@ def test_a_resumed_run_keeps_what_was_chosen_on_another_machine(monkeypatch: pyt
     monkeypatch.setattr(environment, "usable_cores", lambda: 2)
     config, _ = resolve_config(merged, CPU, Ranks(), 3, chosen)
     keys = ("opt_level", "amp_dtype", "epochs", "num_classes", "interpolation", "val_image_size", "val_resize")
-    assert taken(config, *keys) == ("O1", "float16", 90, 3, "bicubic", 224, 256)
+    assert taken(config, *keys) == ("O1", "float16", 90, 3, "bicubic", 160, 183)
     assert taken(config, "device", "workers", "image_size") == ("cpu", 2, 160)
 
 

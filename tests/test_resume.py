@@ -164,7 +164,7 @@ def test_an_existing_run_is_never_written_into(run, capsys):
     assert run("--output-dir", "run") == 0
     before = Path("run/metrics.jsonl").read_bytes()
     assert run("--output-dir", "run") == 2
-    assert "--resume auto" in capsys.readouterr().err
+    assert "--resume run" in capsys.readouterr().err
     assert Path("run/metrics.jsonl").read_bytes() == before
 
 
@@ -260,3 +260,99 @@ def test_a_restart_of_a_run_that_failed_for_good_ends_with_the_same_code(run, ca
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     assert run(*flags) == 3, "typed again by a person, the command tries again"
     assert "non-finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (["--steps-per-epoch", 4, "--stop-after-steps", 3], ["--steps-per-epoch", 2]),
+        (["--steps-per-epoch", 4, "--stop-after-steps", 3], ["--batch-size", 4]),
+        (["--stop-after-epochs", 1, "--lr-warmup-epochs", 0], ["-b", 16]),
+        (["--stop-after-steps", 3], ["-b", 16]),
+        (["--stop-after-epochs", 1], ["--grad-accum-steps", 4]),
+    ],
+    ids=str,
+)
+def test_resuming_with_another_batch_or_length(run, first, then):
+    """Also where nothing is left of the epoch, or the next one has fewer steps than were taken."""
+    assert run("--epochs", 2, *first, "--output-dir", "run") == 0
+    assert run("--resume", "run", *then, base="") == 0
+    assert load("run")["epoch"] == 2
+    assert [row["epoch"] for row in rows("run", "epoch")] == [0, 1]
+
+
+def test_start_epoch_wins_over_a_checkpoint_given_by_path(run, capsys):
+    assert run("--epochs", 4, "--stop-after-epochs", 1, "--output-dir", "run") == 0
+    assert run("--resume", "run", "--start-epoch", 3, base="") == 0
+    assert "the checkpoint was at epoch 1" in capsys.readouterr().out
+    assert [row["epoch"] for row in rows("run", "epoch")] == [0, 3]
+
+
+def test_evaluation_never_scores_random_weights_unasked(run, capsys):
+    assert run("-e", "--resume", "auto") == 2
+    assert "no run below runs/" in capsys.readouterr().err
+    assert run() == 0
+    assert run("-e", "--resume", "auto") == 0, "a run that is done is what one validates"
+    assert "validating runs" in capsys.readouterr().out
+    (one, _) = sorted(Path("runs").iterdir())
+    weights = one / "checkpoints/last.pt"
+    base = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --tensorboard false"
+    assert run("-e", "--weights", weights, base=base) == 0, "the class count is the file's"
+    capsys.readouterr()
+    assert run("-e", "--weights", weights, "--num-classes", 7, base=base) == 2
+    assert "--num-classes 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["-a", "toy_models:dropping"], ["-e"]], ids=str)
+def test_a_run_without_a_checkpoint_is_not_taken_over(run, flags):
+    assert run("--output-dir", "run") == 0
+    for path in Path("run/checkpoints").iterdir():
+        path.unlink()
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert run("--resume", "auto", "--output-dir", "run", *flags) == 2
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert run("--resume", "auto", "--output-dir", "run") == 0, "the same run begins anew"
+
+
+def test_a_run_from_weights_needs_their_file_only_once(run):
+    assert run("--output-dir", "one") == 0
+    assert (
+        run("--weights", "one/checkpoints/last.pt", "--epochs", 2, "--stop-after-epochs", 1, "--output-dir", "two") == 0
+    )
+    config = yaml.safe_load(Path("two/config.yaml").read_text())
+    assert Path(config["weights"]).is_absolute()
+    Path("one/checkpoints/last.pt").unlink()
+    assert run("--resume", "two", base="") == 0
+    assert run("-e", "--resume", "two", base="") == 0
+
+
+def test_a_forked_worker_does_not_keep_a_run_locked(tmp_path):
+    """A loader worker outlives its killed parent by seconds."""
+    import os
+
+    from trainer import run_folder
+    from trainer.run_folder import open_run_folder
+
+    folder = open_run_folder(tmp_path / "run", resuming=False)
+    ready, started = os.pipe()
+    wait, leave = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(started, b"x")
+        os.read(wait, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    run_folder._held.discard(folder._lock)
+    os.close(folder._lock)  # as the kernel does when the parent is killed
+    try:
+        open_run_folder(tmp_path / "run", resuming=True).release()
+    finally:
+        os.write(leave, b"x")
+        os.waitpid(child, 0)
+
+
+def test_the_image_size_takes_the_validation_crop_along(run):
+    assert run("--output-dir", "run") == 0
+    assert run("--resume", "run", "--image-size", 48, "--epochs", 2, base="") == 0
+    resolved = yaml.safe_load(Path("run/resolved.yaml").read_text())
+    assert (resolved["image_size"], resolved["val_image_size"], resolved["val_resize"]) == (48, 48, 55)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,9 @@ def test_loss_changes_and_the_class_is_learnt(run, level):
     assert float(last["val_acc1"]) > 40
 
 
-@pytest.mark.parametrize("memory_format", ["true", "false"])
-def test_formats_give_the_same_losses(run, memory_format):
+def test_formats_give_the_same_losses(run):
     for name in ("true", "false"):
-        if not Path(name).exists():
-            assert run("--channels-last", name, "--output-dir", name) == 0
+        assert run("--channels-last", name, "--output-dir", name) == 0
     losses = [
         [json.loads(line)["loss"] for line in Path(name, "metrics.jsonl").read_text().splitlines()[:4]]
         for name in ("true", "false")
@@ -100,6 +99,7 @@ def test_deterministic_runs_are_bitwise_equal(run):
     ]
     for name, workers in (("one", 0), ("two", 2)):
         assert run(*flags, "-j", workers, "--output-dir", name, base="") == 0
+        assert torch.are_deterministic_algorithms_enabled()
     one, two = (torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["state_dict"] for name in ("one", "two"))
     assert all(torch.equal(one[key], two[key]) for key in one)
 
@@ -250,20 +250,58 @@ def test_prof_writes_a_trace_and_stops(run, capsys):
     assert {"forward", "backward", "optimizer"} <= names
 
 
-def test_clipping_and_smoothing_and_cosine_run(run):
-    flags = [
-        "--clip-grad-norm",
-        0.5,
-        "--label-smoothing",
-        0.1,
-        "--lr-schedule",
-        "cosine",
-        "--grad-accum-steps",
-        2,
-        "--epochs",
-        2,
+def test_clipping_and_smoothing_reach_the_step(run):
+    """Both change what two otherwise equal runs do."""
+    runs = {"plain": [], "clipped": ["--clip-grad-norm", 1e-3], "smoothed": ["--label-smoothing", 0.5]}
+    for name, flags in runs.items():
+        assert run(*flags, "--lr", 1, "--output-dir", name) == 0
+    weights = {
+        name: torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["state_dict"]["head.weight"] for name in runs
+    }
+    rows = {name: json.loads(Path(name, "metrics.jsonl").read_text().splitlines()[0]) for name in runs}
+    assert not torch.allclose(weights["plain"], weights["clipped"], atol=1e-4)
+    assert rows["plain"]["loss"] == rows["clipped"]["loss"]
+    assert rows["plain"]["loss"] != pytest.approx(rows["smoothed"]["loss"], abs=1e-4)
+
+
+def test_cosine_and_accumulation_run(run):
+    assert run("--lr-schedule", "cosine", "--grad-accum-steps", 2, "--epochs", 2, "--output-dir", "run") == 0
+    rates = [
+        json.loads(line)["lr"] for line in Path("run/metrics.jsonl").read_text().splitlines() if '"step"' in line[:16]
     ]
-    assert run(*flags) == 0
+    assert len(rates) == 4
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_prof_past_the_end_says_so(run, capsys):
+    assert run("--prof", 100) == 0
+    assert "no trace" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_gone_does_not_stop_the_training(tmp_path):
+    flags = "-a toy_models:tiny -b 8 --image-size 32 --synthetic-size 64 --num-classes 4 -p 1 --tensorboard no --output-dir run"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    command = f"{sys.executable} {ROOT / 'train.py'} {flags} | head -1"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environ, timeout=100, check=True, capture_output=True)
+    for _ in range(100):
+        status = json.loads((tmp_path / "run/status.json").read_text())["state"]
+        if status == "done":
+            break
+        time.sleep(0.2)
+    assert status == "done"
+
+
+def test_a_model_without_anything_to_train_is_a_mistake(run, capsys):
+    assert run("-a", "toy_models:frozen") == 2
+    assert "no parameter to train" in capsys.readouterr().err
+
+
+def test_enough_memory_is_not_mentioned(run, capsys, monkeypatch):
+    from trainer import banner
+
+    monkeypatch.setattr(banner, "free_memory", lambda: 1 << 34)
+    assert run() == 0
+    assert "GiB are free" not in capsys.readouterr().out
 
 
 def test_too_little_memory_is_announced(run, capsys, monkeypatch):

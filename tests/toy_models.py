@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 from torch import Tensor, nn
@@ -105,3 +106,56 @@ class Broken(Tiny):
 
 def broken(num_classes: int) -> nn.Module:
     return Broken(num_classes)
+
+
+class InfiniteLoss(Poisoned):
+    """A logit of minus infinity for class 0: the loss is infinite, its gradients are finite."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = Tiny.forward(self, images)
+        if self.training:
+            self.calls += 1
+            if self.calls - 1 in self.bad:
+                output = output + torch.tensor([float("-inf")] + [0.0] * (output.shape[1] - 1))
+        return output
+
+
+def infinite_loss_third(num_classes: int) -> nn.Module:
+    return InfiniteLoss(num_classes, {2})
+
+
+class WithExtraState(Tiny):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 3}
+
+
+def with_extra_state(num_classes: int) -> nn.Module:
+    return WithExtraState(num_classes)
+
+
+def frozen(num_classes: int) -> nn.Module:
+    return Tiny(num_classes).requires_grad_(False)
+
+
+def broken_on_the_first_attempt(num_classes: int) -> nn.Module:
+    return Broken(num_classes) if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" else Tiny(num_classes)
+
+
+class Killed(Tiny):
+    """Dies by SIGKILL in the second training pass after a validation, on the first attempt."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.validated = getattr(self, "validated", False) or not self.training
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if self.training and self.validated and first and len(os.listdir("runs")):
+            checkpoints = [name for run in os.listdir("runs") for name in os.listdir(f"runs/{run}/checkpoints")]
+            if "last.pt" in checkpoints:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+
+def killed_after_an_epoch(num_classes: int) -> nn.Module:
+    return Killed(num_classes)

@@ -95,8 +95,10 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
         )
 
 
-def warn_of_memory(console: Console, model: nn.Module, resolved: TrainConfig, precision: Precision) -> None:
-    """On a CPU, one line where the expected peak is above what is free."""
+def warn_of_memory(
+    console: Console, model: nn.Module, resolved: TrainConfig, precision: Precision, local_ranks: int
+) -> None:
+    """On a CPU, one line where the expected peak of this machine's ranks is above what is free."""
     if precision.device.type != "cpu":
         return
     assert resolved.image_size is not None
@@ -110,6 +112,7 @@ def warn_of_memory(console: Console, model: nn.Module, resolved: TrainConfig, pr
         bool(precision.options.master_weights),
     )
     free = free_memory()
+    expected = expected and expected * local_ranks
     if expected is not None and free is not None and expected > free:
         console.notice(
             f"this run needs about {expected / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "

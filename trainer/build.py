@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import TrainConfig
 from trainer.distributed import Group, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
+from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
 from trainer.models import build_model
@@ -45,9 +46,11 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> tuple
     # Rank 0 first: named weights are downloaded once and then found in the cache.
     line = None
     if new_weights:
-        line = group.on_main(lambda: load_weights(model, config.arch, config.pretrained, config.weights))
+        line = group.on_main(
+            lambda: load_weights(model, config.arch, config.pretrained, config.weights, not config.evaluate)
+        )
         if not group.is_main:
-            load_weights(model, config.arch, config.pretrained, config.weights)
+            load_weights(model, config.arch, config.pretrained, config.weights, not config.evaluate)
     if config.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = apply_to_model(model.to(group.device), resolve_memory_format(config.channels_last))
@@ -55,8 +58,11 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> tuple
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
     precision = Precision(options, half, group.device)
     precision.convert_model(model)
-    optimizer = build_optimizer(precision.bind(model), config.lr, config.momentum, config.weight_decay, group.device)
-    check_stride_orders(optimizer)
+    stepped = precision.bind(model)
+    if not stepped:
+        raise UserError(f"--arch {config.arch}: this model has no parameter to train", True)
+    optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
+    check_stride_orders(optimizer, precision.masters)
     stepper = Stepper(
         model,
         _wrap(model, group, config.compile),

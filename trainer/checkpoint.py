@@ -7,6 +7,7 @@ A file holds plain types and contiguous float32 tensors, so that it loads anywhe
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,20 @@ from trainer.weights import strip_prefixes
 FORMAT = 1
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write to a temporary file beside ``path``, fsync it, rename it, fsync the folder."""
+def write_checkpoint(path: Path, content: dict[str, Any], also: Path | None = None) -> None:
+    """Write to a temporary file beside ``path``, fsync it, rename it, fsync the folder.
+
+    ``also``: a second name for the same bytes, in the same folder; set first, so that ``path`` never
+    tells of a best epoch that is not there.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as stream:
             torch.save(content, stream)
             stream.flush()
             os.fsync(stream.fileno())
+        if also is not None:
+            _link(temporary, also)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -37,6 +44,17 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name: no second write. Both names are only ever replaced, never written into."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -50,15 +68,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = printable(f"{type(error).__name__}: {error}")
         raise UserError(f"--resume {path} is damaged or holds more than tensors and plain values: {reason}") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"--resume {path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
     if "format" not in content:
         return _from_elsewhere(content)
+    lacking = [
+        key for key in ("config", "resolved", "optimizer", "precision", "rng", "epoch", "step") if key not in content
+    ]
+    if lacking or not isinstance(content["format"], int):
+        raise UserError(
+            f"--resume {path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
+        )
     if content["format"] > FORMAT:
         raise UserError(f"--resume {path} was written by a newer version of this script (format {content['format']})")
     return content
+
+
+def printable(text: str, most: int = 160) -> str:
+    """Some text of another library on one line, without control characters."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:most]
 
 
 def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +100,7 @@ def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
         "config": {"arch": arch} if isinstance(arch, str) else {},
         "resolved": {},
         "state_dict": strip_prefixes(content["state_dict"]),
-        "optimizer": content.get("optimizer", {}).get("state", {}),
+        "optimizer": (content.get("optimizer") or {}).get("state", {}),
         "epoch": int(content.get("epoch", 0)),
         "best_acc1": float(best),
     }

@@ -84,7 +84,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     for key in content:
         if key not in KEYS:
             name = shown(key)
-            raise UserError(f"{where}: unknown key {name}{_nearest(name[1:-1], KEYS)}")
+            canonical = next((row.key for row in ROWS if f"--{name[1:-1].replace('_', '-')}" in row.flags), None)
+            hint = f"; it is spelled {canonical} here" if canonical else _nearest(name[1:-1], KEYS)
+            raise UserError(f"{where}: unknown key {name}{hint}")
     try:
         return _typed(content)
     except UserError as error:
@@ -217,6 +219,8 @@ def _build(given: Mapping[str, Any]) -> TrainConfig:
     values = dict(given)
     if values.get("data_dir"):
         values["data_dir"] = os.path.abspath(os.path.expanduser(values["data_dir"]))
+    if values.get("weights") and os.path.isfile(values["weights"]):
+        values["weights"] = os.path.abspath(values["weights"])
     try:
         return TrainConfig(**values)
     except UserError as error:

@@ -19,8 +19,17 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 LR_SCHEDULES = ("step", "cosine")
 LR_SCALINGS = ("linear", "none")
 
-# Settings of one start, not of the run: neither written to config.yaml nor taken from a checkpoint.
-PER_START = ("output_dir", "resume", "traceback", "stop_after_epochs", "stop_after_steps", "prof", "evaluate")
+# Settings of one start, not of the run: a checkpoint does not hand them on.
+PER_START = (
+    "output_dir",
+    "resume",
+    "start_epoch",
+    "traceback",
+    "stop_after_epochs",
+    "stop_after_steps",
+    "prof",
+    "evaluate",
+)
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
 # `--resume auto` may take a run that differs in these: they change neither data nor results.

@@ -55,10 +55,14 @@ class Group:
         self.ranks = ranks
         self.device = device
         self._store: Any = None
+        self._calls = 0
         if ranks.world_size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             timeout = timedelta(seconds=timeout_s)
-            self._store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            # torchrun keeps one store over restarts: without a prefix an attempt would meet the last one's addresses.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = dist.PrefixStore(f"attempt{attempt}", store)
             options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
             prefixed = dist.PrefixStore("group", self._store)
             dist.init_process_group(
@@ -94,16 +98,32 @@ class Group:
         return values
 
     def on_main(self, function: Callable[[], T]) -> T:
-        """Run ``function`` on rank 0 and hand its result, or its RunError, to every rank."""
+        """Run ``function`` on rank 0 and hand its result, or its RunError, to every rank.
+
+        The others wait in the store, not in a collective: listing a large folder or a download may
+        take longer than the group's timeout. Another error of rank 0 ends them silently, with exit code 1.
+        """
         outcome: list[Any] = [None, None]
+        failure: Exception | None = None
         if self.is_main:
             try:
                 outcome[0] = function()
             except RunError as error:
                 error.on_every_rank = True
-                outcome[1] = error
+                outcome[1] = failure = error
+            except Exception as error:
+                failure = error
+                outcome[1] = RunError(f"rank 0 failed: {error}", on_every_rank=True)
         if self.active:
+            self._calls += 1
+            key = f"main/{self._calls}"
+            if self.is_main:
+                self._store.set(key, "over")
+            else:
+                self._store.wait([key], timedelta(days=7))
             dist.broadcast_object_list(outcome, src=0)
+        if failure is not None:
+            raise failure
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
@@ -114,21 +134,16 @@ class Group:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def barrier(self) -> None:
-        if self.active:
-            dist.barrier()
-
     def close(self, agreed: bool) -> None:
-        """Leave. Ranks that end by agreement wait for each other, 5 s at most and with SIGTERM
-        ignored, since torchrun terminates the others as soon as one has gone."""
+        """Leave. Ranks that end by agreement wait for each other, 5 s at most, and ignore SIGTERM from
+        here to their exit: torchrun terminates the others as soon as one has gone."""
         if not self.active:
             return
         if agreed:
-            previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._wait_for_all()
-            signal.signal(signal.SIGTERM, previous)
-        if dist.is_initialized() and agreed:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
         self._store = None
 
     def _wait_for_all(self) -> None:

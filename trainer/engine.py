@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,8 +57,8 @@ class Progress:
 @dataclass(frozen=True)
 class LoopOptions:
     epochs: int
-    print_freq: int = 10
-    timing_warmup_steps: int = 5
+    print_freq: int
+    timing_warmup_steps: int
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
 
@@ -97,7 +96,7 @@ class Engine:
         while progress.epoch < self.options.epochs:
             if not self.train_one_epoch(train, val):
                 break
-        self.profiler.finish()
+        self._end_profile()
         return progress.epoch >= self.options.epochs
 
     def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
@@ -112,6 +111,7 @@ class Engine:
         self._announce(timer, steps - done)
         self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
         position = progress.epoch * train.steps_in_epoch
+        lr = self.schedule(position + max(0, done - 1))  # what stands where a resumed epoch has no step left
         for index, plan in enumerate(plans, start=done):
             # Forward, backward and update.
             self.profiler.before_step(self._steps_here)
@@ -121,7 +121,7 @@ class Engine:
             # The host waits for the device in steps that are logged, and in no other.
             if self._is_logged(index, steps):
                 self._log(index, steps, lr, sums, timer)
-                self.stepper.raise_if_non_finite(functools.partial(self._lr_of_step, position + index))
+                self.stepper.raise_if_non_finite()
             if self._stop and index + 1 < steps:
                 return self._leave()
         self.report.console.end_bar()
@@ -130,9 +130,14 @@ class Engine:
         self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
         return not self._stop or self._leave()
 
-    def _lr_of_step(self, position: int, step: int) -> float:
-        """Rate that attempted update ``step`` had, seen from the latest one, at ``position`` of the schedule."""
-        return self.schedule(position - (self.progress.step - 1 - step))
+    def _end_profile(self) -> None:
+        self.profiler.finish()
+        if self.profiler.trace is not None:
+            self.report.console.say(f"trace of the profiled steps: {self.profiler.trace}")
+        elif self.profiler.first is not None and self.group.is_main:
+            self.report.console.notice(
+                f"--prof {self.profiler.first}: this start took {self._steps_here} steps only, so there is no trace"
+            )
 
     def _count(self, plan: Plan, timer: StepTimer) -> None:
         progress = self.progress
@@ -174,6 +179,7 @@ class Engine:
         progress = self.progress
         self.report.console.end_bar()
         if progress.samples_in_epoch:
+            self.group.broadcast_buffers(self.stepper.model)
             self.saver.save(progress, is_best=False)
         if progress.epoch < self.options.epochs:
             self.report.console.say(
@@ -208,7 +214,7 @@ class Engine:
         return means
 
     def _announce(self, timer: StepTimer, steps: int) -> None:
-        if timer.shortened and self._epochs_here == 0:
+        if steps and timer.shortened and self._epochs_here == 0:
             left_out = "all but the first" if timer.warmup_steps else "the only one"
             self.report.console.notice(
                 f"{steps} steps are too few to leave {self.options.timing_warmup_steps} warm-up steps out of the speed: timing {left_out}"

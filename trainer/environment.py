@@ -70,13 +70,16 @@ def resolve_config(
     try:
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
-        config = _resolve_run(config, device, ranks, folder_classes)
+        # A checkpoint holds what its weights were made for; their file may be gone.
+        preset = Preset() if saved else preset_of(config.arch, config.pretrained, config.weights)
+        of_weights = preset.num_classes if config.evaluate else None
+        config = _resolve_run(config, device, ranks, folder_classes, of_weights)
         processes, cores = (config.workers or 0) * ranks.local_world_size, usable_cores()
         if config.data_dir and processes > cores:
             notices.append(
                 f"note: {processes} loader processes on {cores} usable cores: more than one a core gains nothing"
             )
-        config = _resolve_input(config, preset_of(config.arch, config.pretrained, config.weights))
+        config = _resolve_input(config, preset)
         config = _resolve_precision(config, device, auto_dtype, notices)
         return _resolve_schedule(config), notices
     except UserError as error:
@@ -88,6 +91,9 @@ def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
     pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
     if config.data_dir:
         pinned.pop("num_classes", None)  # the folder says it; resume.check_classes compares
+    if config.image_size not in (None, saved.get("image_size")):
+        pinned.pop("val_image_size", None)  # both follow the image size
+        pinned.pop("val_resize", None)
     if config.val_image_size not in (None, saved.get("val_image_size")):
         pinned.pop("val_resize", None)  # it follows the crop
     return pinned
@@ -99,7 +105,9 @@ def _pinned_dtype(config: TrainConfig, saved: dict[str, Any]) -> str | None:
     return saved["amp_dtype"] if level not in (None, "O0") and config.opt_level in (None, level) else None
 
 
-def _resolve_run(config: TrainConfig, device: torch.device, ranks: Ranks, folder_classes: int | None) -> TrainConfig:
+def _resolve_run(
+    config: TrainConfig, device: torch.device, ranks: Ranks, folder_classes: int | None, of_weights: int | None
+) -> TrainConfig:
     if config.num_classes and folder_classes and config.num_classes < folder_classes:
         raise UserError(
             f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir}/train"
@@ -109,7 +117,7 @@ def _resolve_run(config: TrainConfig, device: torch.device, ranks: Ranks, folder
     return config.replace(
         synthetic=config.data_dir is None,
         device=device.type,
-        num_classes=config.num_classes or folder_classes or 1000,
+        num_classes=config.num_classes or folder_classes or of_weights or 1000,
         epochs=config.epochs or (90 if config.data_dir else 1),
         workers=max(1, min(4, usable_cores() // ranks.local_world_size)) if config.workers is None else config.workers,
         val_batch_size=config.val_batch_size or config.batch_size,

@@ -23,7 +23,7 @@ def fit(
     done = engine.fit(train, val)
     if session.files is not None and done:
         settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
-        session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1})
+        session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1}, progress.step)
     best = (
         f"best Prec@1 {progress.best_acc1:.3f} at epoch {progress.best_epoch}"
         if progress.best_epoch >= 0

@@ -17,12 +17,17 @@ _ALIGNMENT = 64  # elements between buffers in the flat copy: cuDNN wants aligne
 
 @dataclass(frozen=True)
 class GuardReport:
-    """Host copy of the guard's counts since the start of the run's process (or the loaded state)."""
+    """Host copy of the guard's counts since the start of the run's process (or the loaded state).
+
+    Steps are -1 where there was no bad one; rates are those these steps had.
+    """
 
     skipped: int
     longest_row: int
-    first_bad_step: int  # -1: none
-    last_bad_step: int  # likewise
+    first_bad_step: int
+    first_bad_lr: float
+    last_bad_step: int
+    last_bad_lr: float
 
 
 class StepGuard:
@@ -34,21 +39,23 @@ class StepGuard:
         self._skipped = torch.zeros((), device=device)
         self._row = torch.zeros((), device=device)
         self._longest = torch.zeros((), device=device)
-        self._first = torch.full((), -1.0, device=device)
-        self._last = torch.full((), -1.0, device=device)
+        self._first = torch.full((2,), -1.0, device=device)  # step, learning rate
+        self._last = torch.full((2,), -1.0, device=device)
 
     @torch.no_grad()
-    def judge(self, grad_norm: Tensor, step: int) -> Tensor:
+    def judge(self, grad_norm: Tensor, step: int, lr: float) -> Tensor:
         """1.0 where step ``step`` must not reach the weights, else 0.0 (device scalar).
 
         A bad loss is in ``grad_norm`` already (see ``poison``), and so is any other rank's, since
-        the reduction of the gradients carries a NaN to every rank.
+        the reduction of the gradients carries a NaN to every rank. A norm that overflows float32
+        (above 1e19) counts as non-finite too.
         """
         bad = (~torch.isfinite(grad_norm)).float()
         if self.sticky:
-            bad = torch.maximum(bad, (self._first >= 0).float())
-        self._first = torch.where((bad > 0) & (self._first < 0), float(step), self._first)
-        self._last = torch.where(bad > 0, float(step), self._last)
+            bad = torch.maximum(bad, (self._first[0] >= 0).float())
+        here = torch.stack([torch.full_like(bad, float(step)), torch.full_like(bad, lr)])
+        self._first = torch.where((bad > 0) & (self._first[0] < 0), here, self._first)
+        self._last = torch.where(bad > 0, here, self._last)
         self._skipped = self._skipped + bad
         self._row = (self._row + 1) * bad
         self._longest = torch.maximum(self._longest, self._row)
@@ -56,8 +63,9 @@ class StepGuard:
 
     def report(self) -> GuardReport:
         """Read the counts; waits for the device."""
-        values = torch.stack([self._skipped, self._longest, self._first, self._last]).tolist()
-        return GuardReport(*(int(value) for value in values))
+        counts = torch.stack([self._skipped, self._longest])
+        skipped, longest, first, first_lr, last, last_lr = torch.cat([counts, self._first, self._last]).tolist()
+        return GuardReport(int(skipped), int(longest), int(first), first_lr, int(last), last_lr)
 
     def restore_skipped(self, skipped: int) -> None:
         """Go on counting where a checkpoint left off."""
@@ -82,6 +90,7 @@ class BufferGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._flat: list[Tensor] = []
+        self._places: list[tuple[nn.Module, str, Tensor]] = []  # module, name, view into the flat copy
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for buffer in model.buffers():
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
@@ -90,16 +99,19 @@ class BufferGuard:
             flat = torch.zeros(sum(sizes), dtype=dtype, device=buffers[0].device)
             offset = 0
             for buffer, size in zip(buffers, sizes, strict=True):
-                view = flat[offset : offset + buffer.numel()].as_strided(buffer.shape, _dense_strides(buffer), offset)
+                view = flat.as_strided(buffer.shape, torch.empty_like(buffer).stride(), offset)
                 view.copy_(buffer)
                 buffer.data = view
                 offset += size
             self._flat.append(flat)
+        for module in model.modules():
+            self._places += [(module, name, buffer) for name, buffer in module.named_buffers(recurse=False)]
         self._good = [flat.clone() for flat in self._flat]
 
     @torch.no_grad()
     def settle(self, bad: Tensor) -> None:
         """Keep the new buffers as good, or bring the last good ones back where ``bad`` > 0."""
+        self._take_back_replaced()
         for flat, good in zip(self._flat, self._good, strict=True):
             flat.copy_(torch.where(bad > 0, good, flat))
             good.copy_(flat)
@@ -107,9 +119,14 @@ class BufferGuard:
     @torch.no_grad()
     def accept(self) -> None:
         """Take the present buffers as good (after loading a checkpoint)."""
+        self._take_back_replaced()
         for flat, good in zip(self._flat, self._good, strict=True):
             good.copy_(flat)
 
-
-def _dense_strides(buffer: Tensor) -> tuple[int, ...]:
-    return torch.empty_like(buffer).stride()
+    def _take_back_replaced(self) -> None:
+        """A forward pass that assigns a new tensor to a buffer leaves the flat copy: bring it back."""
+        for module, name, buffer in self._places:
+            present = module._buffers.get(name)
+            if present is not buffer and present is not None and present.shape == buffer.shape:
+                buffer.copy_(present.detach())
+                module._buffers[name] = buffer

@@ -1,9 +1,12 @@
-"""Memory format: name it, apply it to model, batch and optimizer state, read it off a tensor.
+"""Memory format: name it, apply it to model and optimizer state, read it off a tensor.
 
 Always through ``.to(memory_format=...)``: only ``to`` gives meaningful strides where N, C, H or W is 1.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +33,6 @@ def apply_to_model(model: nn.Module, memory_format: torch.memory_format) -> nn.M
     return model
 
 
-def apply_to_batch(images: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``images`` (N, C, H, W) in the asked format; no copy where it has it already."""
-    return images.to(memory_format=memory_format)
-
-
 @torch.no_grad()
 def apply_to_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Give each state tensor of a parameter's shape that parameter's strides.
@@ -58,18 +56,26 @@ def stride_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
 
 
-def check_stride_orders(optimizer: torch.optim.Optimizer) -> None:
-    """Assert that parameter, gradient and optimizer state agree in stride order (our own invariant)."""
+def check_stride_orders(optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+    """Assert that parameter, gradient and optimizer state agree in stride order (our own invariant).
+
+    ``pairs``: half weights and their masters, which must agree too, as must their gradients.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            order = stride_order(parameter)
-            others = {"gradient": parameter.grad, **optimizer.state.get(parameter, {})}
-            for name, other in others.items():
-                if isinstance(other, Tensor) and other.shape == parameter.shape:
-                    assert stride_order(other) == order, (
-                        f"{name} of a {tuple(parameter.shape)} parameter has strides {other.stride()}, "
-                        f"the parameter {parameter.stride()}: a fused step would mix up its elements"
-                    )
+            _check_order(parameter, gradient=parameter.grad, **optimizer.state.get(parameter, {}))
+    for half, master in pairs:
+        _check_order(half, gradient=half.grad, master=master)
+
+
+def _check_order(parameter: Tensor, **others: Any) -> None:
+    order = stride_order(parameter)
+    for name, other in others.items():
+        if isinstance(other, Tensor) and other.shape == parameter.shape:
+            assert stride_order(other) == order, (
+                f"{name} of a {tuple(parameter.shape)} parameter has strides {other.stride()}, "
+                f"the parameter {parameter.stride()}: a fused step would mix up its elements"
+            )
 
 
 def describe_strides(model: nn.Module, images: Tensor) -> str:

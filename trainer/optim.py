@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trainer.errors import UserError
-
 
 def build_optimizer(
     parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float, device: torch.device
@@ -123,7 +121,5 @@ def default_warmup(epochs: int) -> float:
 def drop_epochs(milestones: tuple[float, ...] | None, step_size: float | None, epochs: int) -> tuple[float, ...]:
     """Epochs at which the rate drops, from either way of asking."""
     if step_size is not None:
-        if step_size <= 0:
-            raise UserError(f"--lr-step-size must be above 0, got {step_size}")
         return tuple(step_size * count for count in range(1, math.ceil(epochs / step_size)))
     return milestones if milestones is not None else default_milestones(epochs)

@@ -73,7 +73,7 @@ class Precision:
         scale = 65536.0 if self.dynamic else float(options.loss_scale)
         self._fixed_scale = None if self.dynamic else scale
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale)
-        self._masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []  # half weight, its master
         self._of_model: list[nn.Parameter] = []
         self._one = torch.ones((), device=device)
         self._nan = torch.full((), float("nan"), device=device)
@@ -101,12 +101,12 @@ class Precision:
     def bind(self, model: nn.Module) -> list[nn.Parameter]:
         """Make the master weights and return what the optimizer steps, in ``model.parameters()`` order."""
         self._of_model = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._masters = []
+        self.masters = []
         stepped = []
         for parameter in self._of_model:
             if self.options.master_weights and parameter.dtype is not torch.float32:
                 master = nn.Parameter(parameter.detach().float())  # keeps the strides of a dense tensor
-                self._masters.append((parameter, master))
+                self.masters.append((parameter, master))
                 stepped.append(master)
             else:
                 stepped.append(parameter)
@@ -123,16 +123,15 @@ class Precision:
     @torch.no_grad()
     def collect_gradients(self) -> Tensor:
         """Bring the gradients to where the optimizer reads them; their norm, loss scale taken out (device scalar)."""
-        with_gradient = [(half, master) for half, master in self._masters if half.grad is not None]
-        for half, master in self._masters:
+        with_gradient = [(half, master) for half, master in self.masters if half.grad is not None]
+        for half, master in self.masters:
             if half.grad is None:
                 master.grad = None
             elif master.grad is None:
                 master.grad = torch.empty_like(master)
         if with_gradient:
             torch._foreach_copy_([m.grad for _, m in with_gradient], [h.grad for h, _ in with_gradient])  # type: ignore[misc]
-        norms = torch._foreach_norm(self._gradients(), 2, dtype=torch.float32)
-        return torch.linalg.vector_norm(torch.stack(norms)) / self.scale_on_device()
+        return torch.linalg.vector_norm(torch.stack(_norms(self._gradients()))) / self.scale_on_device()
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, norm: Tensor, bad: Tensor, clip_norm: float | None) -> None:
@@ -154,8 +153,8 @@ class Precision:
     @torch.no_grad()
     def refresh_model(self) -> None:
         """Copy the master weights into the half model."""
-        if self._masters:
-            torch._foreach_copy_([half for half, _ in self._masters], [master for _, master in self._masters])
+        if self.masters:
+            torch._foreach_copy_([half for half, _ in self.masters], [master for _, master in self.masters])
 
     def scale_on_device(self) -> Tensor:
         """The loss scale as a device scalar, read without a host sync."""
@@ -166,29 +165,32 @@ class Precision:
         return float(self._scaler.get_scale())
 
     def _gradients(self) -> list[Tensor]:
-        masters = {id(half): master for half, master in self._masters}
+        masters = {id(half): master for half, master in self.masters}
         stepped = (masters.get(id(parameter), parameter) for parameter in self._of_model)
         return [parameter.grad for parameter in stepped if parameter.grad is not None]
 
-    def model_state(self, model: nn.Module) -> dict[str, Tensor]:
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
         """The model for a file: float32 (masters where there are some), contiguous, on the CPU."""
-        masters = {id(half): master for half, master in self._masters}
-        state = {}
+        masters = {id(half): master for half, master in self.masters}
+        state: dict[str, Any] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
+            if not isinstance(tensor, Tensor):  # a module's extra state
+                state[name] = tensor
+                continue
             value = masters.get(id(tensor), tensor).detach()
             value = value.float() if value.is_floating_point() else value
             state[name] = value.to("cpu", copy=True).contiguous()
         return state
 
     @torch.no_grad()
-    def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Inverse of ``model_state``, for any level that saved it; strides stay the model's."""
         # Into the model's own state dict: it carries the modules' versions, without which mnasnet refuses to load.
         versioned = model.state_dict()
         versioned.update(state)
         model.load_state_dict(versioned)
         names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
-        for half, master in self._masters:
+        for half, master in self.masters:
             master.copy_(state[names[id(half)]])
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,12 +205,12 @@ class Precision:
     def describe(self, model: nn.Module) -> dict[str, str]:
         """The real dtypes, read off the model's tensors."""
         weights = [p for m in model.modules() if not isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
-        weight = next((p for p in weights if p.dim() == 4), weights[0])
+        weight = next((p for p in weights if p.dim() == 4), next(iter(weights), None))
         norms = [p for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters(recurse=False)]
         return {
-            "conv weight": dtype_name(weight.dtype),
+            "conv weight": dtype_name(weight.dtype) if weight is not None else "none",
             "batch norm": dtype_name(norms[0].dtype) if norms else "none",
-            "master weights": "float32" if self._masters else "none",
+            "master weights": "float32" if self.masters else "none",
             "input": dtype_name(self.input_dtype),
         }
 
@@ -217,6 +219,13 @@ class Precision:
             "autocast": dtype_name(self.half) if self.options.patch_torch_functions else "off",
             "loss scale": "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}",
         }
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """Float32 L2 norms; those of wider types (float64, complex) one by one, since a foreach refuses to narrow them."""
+    narrow = [gradient for gradient in gradients if gradient.element_size() <= 4]
+    wide = [torch.linalg.vector_norm(gradient).float() for gradient in gradients if gradient.element_size() > 4]
+    return [*(torch._foreach_norm(narrow, 2, dtype=torch.float32) if narrow else ()), *wide]
 
 
 def _scale_all(gradients: list[Tensor], factor: Tensor) -> None:

@@ -19,6 +19,7 @@ class StepProfiler:
         self._folder = folder
         self._cuda = device.type == "cuda"
         self._profiler: Any = None
+        self.trace: Path | None = None  # where it lies, once written
 
     def before_step(self, step: int) -> None:
         """``step``: 0-based count of this start's steps."""
@@ -38,20 +39,18 @@ class StepProfiler:
         self.finish()
         return True
 
-    def finish(self) -> Path | None:
-        """Write the trace of what was profiled; where nothing was, None."""
+    def finish(self) -> None:
+        """Write the trace of what was profiled, if anything was."""
         if self._profiler is None:
-            return None
+            return
         if self._cuda:
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaProfilerStop()
         self._profiler.__exit__(None, None, None)
         profiler, self._profiler = self._profiler, None
-        if self._folder is None:
-            return None
-        path = self._folder / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return path
+        if self._folder is not None:
+            self.trace = self._folder / "trace.json"
+            profiler.export_chrome_trace(str(self.trace))
 
     def range(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A named range in the trace, and on CUDA an NVTX one for nsys."""

@@ -47,23 +47,28 @@ class RunFolder:
 
     def write_status(self, state: str, why: str | None = None, exit_code: int | None = None) -> None:
         """``state``: running, done, preempted or failed."""
-        content = {"state": state, "why": why, "exit_code": exit_code, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        content = {
+            "state": state,
+            "why": why,
+            "exit_code": exit_code,
+            "launcher": os.getppid(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
         _write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
 
     def release(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            _unlock(self._lock)
             self._lock = None
 
 
 def open_run_folder(path: Path, resuming: bool) -> RunFolder:
     """Make and lock a run folder, or lock an existing one that is resumed. Raises UserError."""
-    is_run = (path / "config.yaml").exists() or (path / "checkpoints").exists()
-    if is_run and not resuming:
-        raise UserError(
-            f"{path} holds a run already: give another --output-dir, or go on with it by --resume auto --output-dir {path}"
-        )
     try:
+        if not resuming and ((path / "config.yaml").exists() or list(path.glob("checkpoints/*"))):
+            raise UserError(
+                f"{path} holds a run already: give another --output-dir, or go on with it by --resume {path}"
+            )
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = _try_lock(path)
     except OSError as error:
@@ -74,44 +79,51 @@ def open_run_folder(path: Path, resuming: bool) -> RunFolder:
 
 
 def new_run_path(arch: str, opt_level: str, memory_format: str) -> Path:
-    """``runs/<date-time>-<arch>-<opt level>-<memory format>``, a counter after it where that is taken."""
+    """Make ``runs/<date-time>-<arch>-<opt level>-<memory format>``, with a counter where that is taken."""
     name = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in arch)
     path = Path(RUNS) / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{opt_level}-{memory_format}"
     counter, free = 2, path
-    while free.exists():
-        free = path.with_name(f"{path.name}-{counter}")
-        counter += 1
-    return free
+    while True:
+        try:
+            free.mkdir(parents=True)
+            return free
+        except FileExistsError:
+            free = path.with_name(f"{path.name}-{counter}")
+            counter += 1
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {free}: {error.strerror or error}") from error
 
 
 def find_resumable(config: TrainConfig, runs: Path | None = None) -> Path | None:
     """The newest run below ``runs`` that is not done, not locked, has a checkpoint and asked for the same."""
-    for path in _runs_not_done(config, runs):
+    for path in _matching_runs(config, runs, done_too=False):
         lock = _try_lock(path) if (path / "checkpoints" / LAST).exists() else None
         if lock is not None:
-            os.close(lock)
+            _unlock(lock)
             return path
     return None
 
 
-def newest_run(config: TrainConfig) -> Path | None:
-    """The newest run that is not done and asked for the same, whatever is left of it."""
-    return next(_runs_not_done(config, None), None)
+def newest_run(config: TrainConfig, done_too: bool = False) -> Path | None:
+    """The newest run that asked for the same, whatever is left of it; with ``done_too`` one with a checkpoint."""
+    runs = _matching_runs(config, None, done_too)
+    return next((run for run in runs if not done_too or (run / "checkpoints" / LAST).exists()), None)
 
 
-def _runs_not_done(config: TrainConfig, runs: Path | None) -> Iterator[Path]:
+def _matching_runs(config: TrainConfig, runs: Path | None, done_too: bool) -> Iterator[Path]:
     runs = Path(RUNS) if runs is None else runs
     found = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
     for path in sorted(found, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True):
-        if read_json(path / "status.json").get("state") != "done" and _asks_the_same(path, config):
+        done = read_json(path / "status.json").get("state") == "done"
+        if (done_too or not done) and asks_the_same(path, config):
             yield path
 
 
 def run_of_checkpoint(checkpoint: Path) -> Path | None:
     """The run folder a checkpoint lies in, None for a file from elsewhere."""
-    folder = checkpoint.resolve().parent
-    is_ours = folder.name == "checkpoints" and (folder.parent / "config.yaml").exists()
-    return folder.parent if is_ours else None
+    folder = checkpoint if checkpoint.parent.name == "checkpoints" else checkpoint.resolve()
+    run = folder.parent.parent
+    return run if folder.parent.name == "checkpoints" and (run / "config.yaml").exists() else None
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -133,12 +145,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _asks_the_same(path: Path, config: TrainConfig) -> bool:
+def asks_the_same(path: Path, config: TrainConfig) -> bool:
     try:
         saved = read_config_file(str(path / "config.yaml"))
     except UserError:
         return False
     return all(saved.get(key, DEFAULTS[key]) == getattr(config, key) for key in KEYS if key not in MATCH_IGNORES)
+
+
+# A lock belongs to the open file, which a forked loader worker shares: one that outlives its killed
+# parent by some seconds would keep the run locked. Children close their copies.
+_held: set[int] = set()
 
 
 def _try_lock(path: Path) -> int | None:
@@ -148,7 +165,23 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(handle)
         return None
+    _held.add(handle)
     return handle
+
+
+def _unlock(handle: int) -> None:
+    _held.discard(handle)
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def _close_inherited_locks() -> None:
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 def _write_atomically(target: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,14 @@ class Console:
     def say(self, line: str = "") -> None:
         if not self.is_main:
             return
-        if self._bar is not None and not self._bar.disable:
-            self._bar.write(line)
-        else:
-            print(line, flush=True)
+        try:
+            if self._bar is not None and not self._bar.disable:
+                self._bar.write(line)
+            else:
+                print(line, flush=True)
+        except BrokenPipeError:
+            # Whoever read the lines has gone (`| head`); the training and its files go on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def notice(self, line: str) -> None:
         self.say(f"note: {line}")
@@ -114,7 +119,7 @@ class RunFiles:
         """Text for TensorBoard, written with the first point: its import must not delay the first step."""
         self._texts[tag] = text
 
-    def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
+    def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float], step: int) -> None:
         """hparams through the run's own writer: ``SummaryWriter.add_hparams`` would start a second event file."""
         writer = self._tensorboard()
         if writer is None:
@@ -126,6 +131,8 @@ class RunFiles:
         }
         for summary in hparams(plain, metrics):
             writer.file_writer.add_summary(summary)
+        for tag, value in metrics.items():
+            writer.add_scalar(tag, value, step)
 
     def flush(self) -> None:
         if self._writer is not None:

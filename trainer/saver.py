@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ from trainer.checkpoint import (
 from trainer.distributed import Group
 from trainer.engine import Progress
 from trainer.errors import UserError
+from trainer.memory_format import check_stride_orders
 from trainer.run_folder import BEST, LAST
 from trainer.step import Stepper
+from trainer.weights import COUNTER
 
 
 class CheckpointSaver:
@@ -49,28 +50,15 @@ class CheckpointSaver:
             "rng": generators,
             "world_size": self._group.world_size,
         }
-        write_checkpoint(self._folder / "checkpoints" / LAST, content)
-        if is_best:
-            _link(self._folder / "checkpoints" / LAST, self._folder / "checkpoints" / BEST)
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file under a second name: no second write, and ``source`` is replaced, never changed."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:  # a file system without hard links
-        import shutil
-
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
+        folder = self._folder / "checkpoints"
+        write_checkpoint(folder / LAST, content, also=folder / BEST if is_best else None)
 
 
 def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Progress, list[str]]:
     """Bring model, optimizer, scaler and generators to a checkpoint's state; returns the progress and notices."""
     notices = []
     load_model(content, stepper)
+    check_stride_orders(stepper.optimizer, stepper.precision.masters)
     if not load_optimizer_state(stepper.optimizer, content.get("optimizer", {})):
         notices.append(
             "note: the file's optimizer state does not fit this model's parameters: momentum starts from zero"
@@ -92,13 +80,18 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
 
 
 def load_model(content: dict[str, Any], stepper: Stepper) -> None:
-    """Weights alone."""
+    """Weights alone; a file of another script may lack batch norm's count of batches, which nothing here reads."""
     own = stepper.model.state_dict()
-    state = content["state_dict"]
-    other = [name for name in own if name not in state or own[name].shape != state[name].shape]
+    counts = {name: value for name, value in own.items() if name.endswith(COUNTER)}
+    state = {**counts, **content["state_dict"]}
+    other = [name for name in own if name not in state or _shape(own[name]) != _shape(state[name])]
     if other or len(state) != len(own):
+        name = other[0] if other else next(name for name in state if name not in own)
         raise UserError(
-            f"the checkpoint's weights do not fit this model ({other[0] if other else 'it holds more'}): give its own --arch and --num-classes",
-            True,
+            f"the checkpoint's weights do not fit this model ({name}): give its own --arch and --num-classes", True
         )
     stepper.precision.load_model_state(stepper.model, state)
+
+
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)  # a module's extra state has none

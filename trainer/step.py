@@ -1,9 +1,9 @@
-"""One optimizer step: forward, backward, guard, update. No branch on the level of precision."""
+"""One optimizer step: forward, backward, guard, update."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -99,14 +99,14 @@ class Stepper:
                     self.precision.backward(poison(loss) * weight)
             sums.add(loss, main_output(output), target)
         with profiler.range("optimizer"):
-            self._update(step)
+            self._update(step, lr)
 
-    def _update(self, step: int) -> None:
+    def _update(self, step: int, lr: float) -> None:
         self._norm = self.precision.collect_gradients()
         if not self._checked:
-            check_stride_orders(self.optimizer)
+            check_stride_orders(self.optimizer, self.precision.masters)
             self._checked = True
-        bad = self._guard.judge(self._norm, step)
+        bad = self._guard.judge(self._norm, step, lr)
         self.precision.step(self.optimizer, self._norm, bad, self._clip_grad_norm)
         self.buffers.settle(bad)
         self.model.zero_grad(set_to_none=True)
@@ -115,23 +115,22 @@ class Stepper:
         """Read the counts; waits for the device."""
         return Health(self.precision.scale(), float(self._norm), self._guard.report().skipped)
 
-    def raise_if_non_finite(self, lr_of_step: Callable[[int], float]) -> None:
+    def raise_if_non_finite(self) -> None:
         """End the run where the guard says so: on every rank, since all of them hold the same counts."""
         report, scale = self._guard.report(), self.precision.scale()
-        where = f"(learning rate {lr_of_step(max(0, report.last_bad_step)):g}, loss scale {scale:g})"
         if not self.precision.dynamic and report.first_bad_step >= 0:
-            where = f"(learning rate {lr_of_step(report.first_bad_step):g}, loss scale {scale:g})"
             level = self.precision.options.opt_level
             hint = "; O3 is a ceiling for speed, --opt-level O2 trains" if level == "O3" else ""
             raise NonFiniteError(
-                f"non-finite loss or gradient at step {report.first_bad_step} {where}: the weights are those before it; "
-                f"lower --lr or look at the data{hint}",
+                f"non-finite loss or gradient at step {report.first_bad_step} (learning rate {report.first_bad_lr:g}, "
+                f"loss scale {scale:g}): the weights are those before it; lower --lr or look at the data{hint}",
                 on_every_rank=True,
             )
         if self.precision.dynamic and (report.longest_row >= LONGEST_ROW or scale < 1):
             raise NonFiniteError(
-                f"{report.longest_row} steps in a row up to step {report.last_bad_step} {where} had non-finite gradients: none "
-                "reached the weights; lower --lr, clip with --clip-grad-norm, or look at the data",
+                f"{report.longest_row} steps in a row up to step {report.last_bad_step} (learning rate {report.last_bad_lr:g}, "
+                f"loss scale {scale:g}) had non-finite gradients: none reached the weights; lower --lr, clip with "
+                "--clip-grad-norm, or look at the data",
                 on_every_rank=True,
             )
 

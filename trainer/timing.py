@@ -29,17 +29,14 @@ class Clock:
         """Time between two marks; on CUDA both must have been reached."""
         return start.elapsed_time(end) / 1000.0 if self._cuda else end - start
 
-    def wait(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
-
 
 class StepTimer:
     """Times the steps of one epoch.
 
     ``waiting()`` before a batch is asked for, ``got_batch()`` once it is there, ``step_done(images)``
-    after the optimizer. On CUDA the wait is the gap on the device's own time line: the time it
-    stood idle between two steps, not the time the host spent in the loader while it was busy.
+    after the optimizer. On CUDA the wait is the gap on the device's own time line between a step and
+    its next batch being ready there (copied and normalised), not the time the host spent in the
+    loader while the device was busy.
     """
 
     def __init__(self, clock: Clock, warmup_steps: int, planned_steps: int) -> None:

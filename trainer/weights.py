@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from trainer.errors import UserError
 from trainer.models import WITH_AUX, timm_package
 
+COUNTER = ".num_batches_tracked"
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -26,6 +28,7 @@ class Preset:
     interpolation: str | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    num_classes: int | None = None  # of a checkpoint of ours
 
 
 def preset_of(arch: str, pretrained: bool, weights: str | None) -> Preset:
@@ -49,10 +52,13 @@ def preset_of(arch: str, pretrained: bool, weights: str | None) -> Preset:
     )
 
 
-def load_weights(model: nn.Module, arch: str, pretrained: bool, weights: str | None) -> str | None:
+def load_weights(
+    model: nn.Module, arch: str, pretrained: bool, weights: str | None, new_head: bool = True
+) -> str | None:
     """Load named weights or a file into ``model``; returns a line for the log, None where there is nothing to load.
 
-    A head of another class count keeps its fresh weights, and the line says so.
+    A head of another class count keeps its fresh weights, and the line says so; without ``new_head``
+    (an evaluation) that is a UserError.
     """
     if weights is not None and not _is_name(weights):
         state, source = weights_from_file(weights), weights
@@ -63,24 +69,31 @@ def load_weights(model: nn.Module, arch: str, pretrained: bool, weights: str | N
         if named is None:
             return None
         state, source = _state_of_named(arch, named), str(named)
-    return f"=> using pre-trained model '{arch}' ({source}): {load_matching(model, state)}"
+    return f"=> using pre-trained model '{arch}' ({source}): {load_matching(model, state, new_head)}"
 
 
-def load_matching(model: nn.Module, state: dict[str, Tensor]) -> str:
+def load_matching(model: nn.Module, state: dict[str, Tensor], new_head: bool = True) -> str:
     """Load every tensor, the classifier's apart where only its class count differs; says which."""
     own = model.state_dict()
     # Batch norm's count of batches came late: old files lack it, and nothing here reads it.
-    missing = sorted(name for name in set(own) - set(state) if not name.endswith(".num_batches_tracked"))
+    missing = sorted(name for name in set(own) - set(state) if not name.endswith(COUNTER))
     foreign = sorted(set(state) - set(own))
     if missing or foreign:
         names = ", ".join((missing or foreign)[:3])
         kind = "lacks" if missing else "holds unknown"
         raise UserError(f"these weights do not fit the model: the file {kind} {names}", True)
-    other = [name for name in own if name in state and own[name].shape != state[name].shape]
+    tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+    other = [name for name in tensors if name in state and own[name].shape != state[name].shape]
     heads = [name for name in other if own[name].shape[1:] == state[name].shape[1:]]
     if heads != other or len({name.rpartition(".")[0] for name in heads}) > 3:
         raise UserError(
             f"these weights do not fit the model: {other[0]} has shape {tuple(state[other[0]].shape)}", True
+        )
+    if other and not new_head:
+        count = state[other[0]].shape[0]
+        raise UserError(
+            f"these weights have {count} classes, the model {own[other[0]].shape[0]}: an untrained head says nothing; give --num-classes {count}",
+            True,
         )
     # Into the model's own state dict: it carries the modules' versions, without which mnasnet refuses to load.
     own.update({name: value for name, value in state.items() if name not in other})
@@ -116,8 +129,8 @@ def _preset_of_file(path: str) -> Preset:
     resolved = content.get("resolved") if isinstance(content, dict) else None
     if not isinstance(resolved, dict) or "val_image_size" not in resolved:
         return Preset()
-    keys = ("val_image_size", "val_resize", "interpolation", "mean", "std")
-    return Preset(*(resolved[key] for key in keys))
+    keys = ("val_image_size", "val_resize", "interpolation", "mean", "std", "num_classes")
+    return Preset(*(resolved.get(key) for key in keys))
 
 
 def strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -125,7 +138,8 @@ def strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for prefix in ("module.", "_orig_mod.", "module."):
         if state and all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
+    # pytorch/examples wraps the features of alexnet and vgg alone.
+    return {name.replace("features.module.", "features.", 1): value for name, value in state.items()}
 
 
 def _torchvision_weights(arch: str, pretrained: bool, weights: str | None) -> Any:

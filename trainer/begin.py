@@ -1,0 +1,83 @@
+"""The first act of a run: the checkpoint's state, the run folder, what checkpoints will hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config import KEYS, PER_START, TrainConfig
+from trainer.distributed import Group
+from trainer.engine import Progress
+from trainer.environment import snapshot
+from trainer.exits import Session
+from trainer.memory_format import memory_format_name, resolve_memory_format
+from trainer.resume import Start
+from trainer.run_folder import new_run_path, open_run_folder, to_yaml
+from trainer.run_log import RunFiles
+from trainer.saver import load_model, restore
+from trainer.step import Stepper
+
+
+def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> tuple[Progress, list[str]]:
+    """Load the checkpoint, if there is one; returns where the run stands and lines for the log."""
+    content = start.checkpoint
+    if content is None:
+        blank = config.evaluate and not (config.weights or config.pretrained)
+        lines = ["note: -e without --resume, --weights or --pretrained validates random weights"] if blank else []
+        return Progress(epoch=config.start_epoch), lines
+    if config.evaluate:
+        load_model(content, stepper)
+        return Progress(epoch=max(0, content["epoch"] - 1), step=content.get("step", 0)), []
+    progress, lines = restore(content, stepper, group)
+    if config.start_epoch and config.resume != "auto":  # auto: the same command typed again
+        lines.append(f"note: --start-epoch {config.start_epoch}: the checkpoint was at epoch {progress.epoch}")
+        progress.epoch, progress.samples_in_epoch, progress.epoch_sums = config.start_epoch, 0, [0.0] * 4
+    old, new = content.get("global_batch_size"), config.batch_size * config.grad_accum_steps * group.world_size
+    if old is not None and old != new:
+        lines.append(
+            f"note: the checkpoint's steps took {old} images, now {new}: the learning rate follows --lr-scaling {config.lr_scaling}"
+        )
+    if content["resolved"].get("epochs", config.epochs) != config.epochs:
+        lines.append(
+            f"note: --epochs {content['resolved']['epochs']} -> {config.epochs}: the learning rate's schedule is that of the new length"
+        )
+    return progress, lines
+
+
+def open_folder(start: Start, config: TrainConfig, step: int, group: Group, session: Session) -> Path | None:
+    """Make or take the run folder; rank 0 names, locks and fills it, and alone gets its path."""
+    resuming = start.folder is not None
+
+    def open_on_main() -> str:
+        path = start.folder or (Path(config.output_dir) if config.output_dir else None)
+        name = memory_format_name(resolve_memory_format(config.channels_last))
+        folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
+        session.folder = folder
+        folder.write_config(start.config, config)
+        facts = snapshot(group.device, group.ranks)
+        folder.write_environment(facts)
+        folder.write_status("running")
+        session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
+        session.files.add_later("config", to_yaml(config))
+        session.files.add_later("environment", json.dumps(facts, indent=2))
+        print(f"run folder {folder.path}", flush=True)
+        return str(folder.path)
+
+    path = group.on_main(open_on_main)
+    return Path(path) if group.is_main else None
+
+
+def checkpoint_facts(
+    asked: TrainConfig, config: TrainConfig, classes: Sequence[str], global_batch_size: int
+) -> dict[str, Any]:
+    """What a checkpoint holds beside the state: arch, settings, classes and their indices."""
+    return {
+        "arch": config.arch,
+        "config": {key: getattr(asked, key) for key in KEYS if key not in PER_START},
+        "resolved": {key: getattr(config, key) for key in KEYS if key not in PER_START},
+        "classes": list(classes),
+        "class_to_idx": {name: index for index, name in enumerate(classes)},
+        "global_batch_size": global_batch_size,
+    }
