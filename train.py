@@ -35,7 +35,7 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     from trainer.saver import CheckpointSaver
 
     session.show_traceback = request.config.traceback
-    group, threads = build.open_group(request.config.device, request.config.deterministic, session)
+    group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
     folder_set = group.on_main(lambda: scan_folder(start.config.data_dir))
@@ -47,27 +47,24 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
 
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
     banner.say_request(console, start.config, config, group.device, threads)
-    stepper, lines = build.build_stepper(config, group, new_weights=start.checkpoint is None)
+    built = build.build_stepper(config, group, new_weights=start.checkpoint is None)
+    stepper, config = built.stepper, config.replace(cpu_heap=built.heap["choice"])
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
-    feed = FeedOptions(
-        group.device,
-        config.mean or (),
-        config.std or (),
-        stepper.precision.input_dtype,
-        resolve_memory_format(config.channels_last),
-    )
+    memory_format = resolve_memory_format(config.channels_last)
+    feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
     train, val = open_loaders(*sources, pick(LoaderOptions, config), (group.ranks.rank, group.world_size), feed)
     if not train.steps_in_epoch and not config.evaluate:
         raise UserError(
             f"{len(sources[0])} training images are too few: a step needs two for each of {group.world_size} ranks",
             True,
         )
+    banner.say_heap(console, config, built.heap)
     banner.say_data(console, config, *sources, train.sampler.dropped)
     schedule, lr_line = build.build_schedule(config, train.sampler.global_batch_size, train.steps_in_epoch)
     progress, more = begin.begin(start, stepper, group, config)
-    for line in [*start.lines, *lines, lr_line, *notices, *more]:
+    for line in [*start.lines, *built.lines, lr_line, *notices, *more]:
         console.say(line)
-    folder = begin.open_folder(start, config, progress.step, group, session)
+    folder = begin.open_folder(start, config, progress.step, group, session, built.heap)
     facts = begin.checkpoint_facts(start.config, config, sources[0].classes, train.sampler.global_batch_size)
     saver = CheckpointSaver(folder, group, stepper, facts)
     profiler = StepProfiler(config.prof, folder, group.device)
@@ -78,7 +75,6 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
 
     if config.evaluate:
         return finish.evaluate(engine, val)
-    banner.warn_of_memory(console, stepper.model, config, stepper.precision, group.ranks.local_world_size)
     return finish.fit(engine, train, val, config, session)
 
 

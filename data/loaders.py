@@ -92,8 +92,25 @@ class DeviceFeed:
         self._scale = torch.tensor(options.std, device=options.device).mul_(255).reciprocal_().view(1, -1, 1, 1)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, target in self._batches:
-            yield self._normalise(images), target.to(self._options.device, non_blocking=True)
+        on_cuda = self._options.device.type == "cuda"
+        return self._on_a_side_stream() if on_cuda else map(self._to_device, self._batches)
+
+    def _on_a_side_stream(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy and normalise batch k + 1 while the device still trains on batch k, which the host has only queued."""
+        stream = torch.cuda.Stream(self._options.device)
+        for batch in self._batches:
+            with torch.cuda.stream(stream):
+                images, target = self._to_device(batch)
+            current = torch.cuda.current_stream(self._options.device)
+            current.wait_stream(stream)
+            # Made on the side stream, used on this one: their memory must not be handed out before that is over.
+            images.record_stream(current)
+            target.record_stream(current)
+            yield images, target
+
+    def _to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, target = batch
+        return self._normalise(images), target.to(self._options.device, non_blocking=True)
 
     def _normalise(self, images: Tensor) -> Tensor:
         device, memory_format = self._options.device, self._options.memory_format

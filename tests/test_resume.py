@@ -238,6 +238,7 @@ def test_config_yaml_reruns_the_run(run):
     ):
         assert resolved[key] is not None, key
     assert resolved["amp_dtype"] == "bfloat16"
+    assert not [key for key, value in resolved.items() if value == "auto"]
 
 
 def test_changing_epochs_is_said_to_change_the_schedule(run, capsys):

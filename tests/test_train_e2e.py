@@ -297,20 +297,61 @@ def test_a_model_without_anything_to_train_is_a_mistake(run, capsys):
 
 
 def test_enough_memory_is_not_mentioned(run, capsys, monkeypatch):
-    from trainer import banner
+    from trainer import build
 
-    monkeypatch.setattr(banner, "free_memory", lambda: 1 << 34)
+    monkeypatch.setattr(build, "free_memory", lambda: 1 << 34)
     assert run() == 0
     assert "GiB are free" not in capsys.readouterr().out
 
 
 def test_too_little_memory_is_announced(run, capsys, monkeypatch):
-    from trainer import banner
+    from trainer import build
 
-    monkeypatch.setattr(banner, "free_memory", lambda: 1 << 10)
+    monkeypatch.setattr(build, "free_memory", lambda: 1 << 10)
     assert run() == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "GiB are free" in line]
-    assert "lower --batch-size (now 8) or --image-size (now 32)" in line
+    assert "lower --batch-size (now 8), --micro-batch or --image-size (now 32)" in line
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_out_of_memory_is_one_sentence_and_exit_4(run, capsys, monkeypatch, error):
+    from trainer.step import Stepper
+
+    def full(*rest):
+        raise error
+
+    monkeypatch.setattr(Stepper, "step", full)
+    assert run("--output-dir", "run") == 4
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "--batch-size 8" in message
+    assert "--micro-batch 4" in message
+    assert json.loads(Path("run/status.json").read_text())["exit_code"] == 4
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(run):
+    """Without batch norm; the learning rate stays that of the whole batch."""
+    base = (
+        "-a toy_models:plain --b 8 --synthetic-size 30 --image-size 32 --num-classes 4 --tensorboard false -p 1 --lr 2"
+    )
+    for name, flags in {
+        "whole": [],
+        "pieces": ["--micro-batch", 3],
+        "accumulated": ["--micro-batch", 2, "--grad-accum-steps", 2],
+    }.items():
+        assert run(*flags, "--output-dir", name, base=base) == 0
+    whole, pieces = (
+        torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["state_dict"] for name in ("whole", "pieces")
+    )
+    assert all(torch.allclose(whole[key], pieces[key], atol=1e-5) for key in whole)
+    rows = {
+        name: [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "pieces")
+    }
+    assert [row["lr"] for row in rows["whole"]] == [row["lr"] for row in rows["pieces"]]
+    assert [row["images_seen"] for row in rows["whole"]] == [row["images_seen"] for row in rows["pieces"]]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainer.config import TrainConfig
-from trainer.hardware import cpu_info, expected_memory, free_memory, half_precision_notice
+from trainer.hardware import cpu_info, half_precision_notice
 from trainer.models import TrainingLoss, main_output
 from trainer.precision import MEANINGS, Precision, dtype_name, level_options
 from trainer.run_log import Console
@@ -95,26 +95,14 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
         )
 
 
-def warn_of_memory(
-    console: Console, model: nn.Module, resolved: TrainConfig, precision: Precision, local_ranks: int
-) -> None:
-    """On a CPU, one line where the expected peak of this machine's ranks is above what is free."""
-    if precision.device.type != "cpu":
+def say_heap(console: Console, resolved: TrainConfig, heap: dict[str, Any]) -> None:
+    """On a CPU the choice of its heap, and a line where this machine's ranks need more memory than is free."""
+    if resolved.device != "cpu":
         return
-    assert resolved.image_size is not None
-    factor = 0.5 if precision.options.patch_torch_functions else 1.0
-    expected = expected_memory(
-        model,
-        resolved.image_size,
-        resolved.batch_size,
-        precision.input_dtype,
-        factor,
-        bool(precision.options.master_weights),
-    )
-    free = free_memory()
-    expected = expected and expected * local_ranks
+    console.say(f"CPU heap: {heap['choice']} ({heap['why']})")
+    expected, free = heap["expected"], heap["free"]
     if expected is not None and free is not None and expected > free:
         console.notice(
             f"this run needs about {expected / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
-            f"lower --batch-size (now {resolved.batch_size}) or --image-size (now {resolved.image_size})"
+            f"lower --batch-size (now {resolved.batch_size}), --micro-batch or --image-size (now {resolved.image_size})"
         )

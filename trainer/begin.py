@@ -46,7 +46,9 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
     return progress, lines
 
 
-def open_folder(start: Start, config: TrainConfig, step: int, group: Group, session: Session) -> Path | None:
+def open_folder(
+    start: Start, config: TrainConfig, step: int, group: Group, session: Session, heap: dict[str, Any]
+) -> Path | None:
     """Make or take the run folder; rank 0 names, locks and fills it, and alone gets its path."""
     resuming = start.folder is not None
 
@@ -56,7 +58,7 @@ def open_folder(start: Start, config: TrainConfig, step: int, group: Group, sess
         folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
         session.folder = folder
         folder.write_config(start.config, config)
-        facts = snapshot(group.device, group.ranks)
+        facts = {**snapshot(group.device, group.ranks), "cpu_heap": heap}
         folder.write_environment(facts)
         folder.write_status("running")
         session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)

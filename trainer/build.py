@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,48 +15,56 @@ from trainer.distributed import Group, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
 from trainer.errors import UserError
 from trainer.exits import Session
+from trainer.hardware import expected_memory, free_memory
+from trainer.heap import choose_heap, retain_heap
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
 from trainer.models import build_model
 from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
-from trainer.precision import DTYPES, Precision, level_options, override_options
+from trainer.precision import DTYPES, LevelOptions, Precision, level_options, override_options
 from trainer.step import Stepper
 from trainer.weights import load_weights
 
 
-def open_group(device_name: str, deterministic: bool, session: Session) -> tuple[Group, int]:
+def open_group(device_name: str, deterministic: bool, tf32: bool, session: Session) -> tuple[Group, int]:
     """Device, backend switches and process group; returns the group and the threads of this process."""
     ranks = read_ranks()
     session.main_rank = ranks.is_main
     device = resolve_device(device_name, ranks.local_rank)
-    set_backends(deterministic)
+    set_backends(device, deterministic, tf32)
     threads = set_threads(ranks, device)
     session.group = group = Group(ranks, device)
     return group, threads
 
 
-def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> tuple[Stepper, list[str]]:
+# Weights, gradients and momentum; autocast's half copies; at O2 masters and their gradients.
+_BYTES_A_PARAMETER = {"O0": 12, "O1": 14, "O2": 16, "O3": 6}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A stepper, lines for the log, and the heap: ``choice``, ``why``, bytes ``expected`` and ``free`` (None: unknown)."""
+
+    stepper: Stepper
+    lines: list[str]
+    heap: dict[str, Any]
+
+
+def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> Built:
     """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
-    Returns the stepper and lines for the log.
     """
     assert config.num_classes is not None
     assert config.opt_level is not None
     seed_everything(config.seed)
     model = build_model(config.arch, config.num_classes)
-    # Rank 0 first: named weights are downloaded once and then found in the cache.
-    line = None
-    if new_weights:
-        line = group.on_main(
-            lambda: load_weights(model, config.arch, config.pretrained, config.weights, not config.evaluate)
-        )
-        if not group.is_main:
-            load_weights(model, config.arch, config.pretrained, config.weights, not config.evaluate)
+    line = _load_weights(model, config, group) if new_weights else None
+    half = DTYPES[config.amp_dtype]
+    options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
+    heap = _set_heap(model, config, options, group)
     if config.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = apply_to_model(model.to(group.device), resolve_memory_format(config.channels_last))
-    half = DTYPES[config.amp_dtype]
-    options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
     precision = Precision(options, half, group.device)
     precision.convert_model(model)
     stepped = precision.bind(model)
@@ -63,18 +72,43 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> tuple
         raise UserError(f"--arch {config.arch}: this model has no parameter to train", True)
     optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
     check_stride_orders(optimizer, precision.masters)
+    wrapped = _wrap(model, group, config.compile)
     stepper = Stepper(
-        model,
-        _wrap(model, group, config.compile),
-        optimizer,
-        precision,
-        group,
-        config.label_smoothing,
-        config.clip_grad_norm,
+        model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
     # Ranks built the same model; from here on their dropout differs.
     seed_everything(config.seed, group.ranks.rank + 1)
-    return stepper, [line] if line else []
+    return Built(stepper, [line] if line else [], heap)
+
+
+def _load_weights(model: nn.Module, config: TrainConfig, group: Group) -> str | None:
+    """Rank 0 first: named weights are downloaded once and then found in the cache."""
+
+    def load() -> str | None:
+        return load_weights(model, config.arch, config.pretrained, config.weights, not config.evaluate)
+
+    line = group.on_main(load)
+    if not group.is_main:
+        load()
+    return line
+
+
+def _set_heap(model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group) -> dict[str, Any]:
+    """Choose the CPU's heap before the first large activation; the same choice on every rank of a machine."""
+    if group.device.type != "cpu":
+        return {"choice": "default", "why": "the device is no CPU", "expected": None, "free": None}
+    assert config.image_size is not None
+    level = options.opt_level
+    batch = min(config.batch_size, config.micro_batch or config.batch_size)
+    expected = expected_memory(
+        model, config.image_size, batch, 1.0 if level == "O0" else 0.5, _BYTES_A_PARAMETER[level]
+    )
+    expected = expected and expected * group.ranks.local_world_size
+    free = group.on_main(free_memory)
+    choice, why = choose_heap(config.cpu_heap, "cpu", expected, free)
+    if choice == "retain" and not retain_heap():
+        choice, why = "default", "the C library refused"
+    return {"choice": choice, "why": why, "expected": expected, "free": free}
 
 
 def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:

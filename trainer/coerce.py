@@ -18,7 +18,7 @@ NONE_WORDS = ("None", "null")
 PEER_SCHEDULES = {"multisteplr": "step", "multistep": "step", "steplr": "step", "cosineannealinglr": "cosine"}
 
 _HINTS = typing.get_type_hints(TrainConfig)
-_LOWER_CASE = ("interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device")
+_LOWER_CASE = ("interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap")
 _BIGGEST = 2**63  # a whole number beyond it fits no tensor, seed or counter
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80

@@ -18,6 +18,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 INTERPOLATIONS = ("bilinear", "bicubic")
 LR_SCHEDULES = ("step", "cosine")
 LR_SCALINGS = ("linear", "none")
+CPU_HEAPS = ("auto", "retain", "default")
 
 # Settings of one start, not of the run: a checkpoint does not hand them on.
 PER_START = (
@@ -33,7 +34,7 @@ PER_START = (
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
 # `--resume auto` may take a run that differs in these: they change neither data nor results.
-MATCH_IGNORES = (*PER_START, "workers", "device", "print_freq", "tensorboard")
+MATCH_IGNORES = (*PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class TrainConfig:
     sync_bn: bool = False
     device: str = "auto"
     compile: bool = False
+    tf32: bool = True
+    cpu_heap: str = "auto"
+    micro_batch: int | None = None
     # run
     output_dir: str | None = None
     resume: str | None = None
@@ -124,7 +128,7 @@ def flag_of(key: str) -> str:
 _AT_LEAST: dict[str, float] = {
     "synthetic_size": 1, "num_classes": 1, "image_size": 1, "val_image_size": 1, "val_resize": 1, "batch_size": 1,
     "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
-    "weight_decay": 0, "lr_gamma": 0, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "stop_after_epochs": 1,
+    "weight_decay": 0, "lr_gamma": 0, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
     "stop_after_steps": 1, "seed": 0, "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
 _UP_TO_ONE = ("hflip", "label_smoothing", "lr_warmup_decay")
@@ -136,6 +140,7 @@ _CHOICES = {
     "interpolation": INTERPOLATIONS,
     "lr_schedule": LR_SCHEDULES,
     "lr_scaling": LR_SCALINGS,
+    "cpu_heap": CPU_HEAPS,
 }
 
 

@@ -209,13 +209,17 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     torch.manual_seed((seed * 1_000_003 + rank) % 2**63)
 
 
-def set_backends(deterministic: bool) -> None:
-    """cudnn.benchmark unless ``deterministic``; then every op must be deterministic or raise."""
+def set_backends(device: torch.device, deterministic: bool, tf32: bool) -> None:
+    """cudnn.benchmark unless ``deterministic`` (then every op must be deterministic or raise); TF32 on CUDA."""
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+    if device.type == "cuda":
+        precision = "tf32" if tf32 else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = precision
+        torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
 
 
 def snapshot(device: torch.device, ranks: Ranks) -> dict[str, Any]:

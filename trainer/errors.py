@@ -10,6 +10,7 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_USER = 2
 EXIT_NON_FINITE = 3
+EXIT_OUT_OF_MEMORY = 4
 EXIT_BAD_DATA = 5
 EXIT_INTERRUPTED = 130
 # Codes of failures that a restart meets again.
@@ -40,6 +41,12 @@ class NonFiniteError(RunError):
     """Training met a NaN or an infinity that it must not go on from. Exit code 3."""
 
     exit_code = EXIT_NON_FINITE
+
+
+class OutOfMemory(RunError):
+    """The device or the machine ran out of memory. Exit code 4."""
+
+    exit_code = EXIT_OUT_OF_MEMORY
 
 
 class LastingError(RunError):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from trainer.config import KEYS, NOT_IN_FILE, PER_START, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
+from trainer.errors import OutOfMemory
 from trainer.exits import Session
+from trainer.hardware import peak_memory_gib
 from trainer.progress import duration
 
 
@@ -20,7 +26,8 @@ def fit(
         engine.report.console.say(
             f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done; --epochs N goes on"
         )
-    done = engine.fit(train, val)
+    with memory_errors_named(config, engine.group.device):
+        done = engine.fit(train, val)
     if session.files is not None and done:
         settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
         session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1}, progress.step)
@@ -34,6 +41,23 @@ def fit(
         f"{'Done' if done else 'Stopped'}: {best}; {duration(time.perf_counter() - started)}{where}"
     )
     return ("done", None) if done else ("preempted", "stopped as asked, before the last epoch")
+
+
+@contextlib.contextmanager
+def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """An out-of-memory error of torch as one sentence: batch size, peak, what to try."""
+    try:
+        yield
+    except RuntimeError as error:
+        # CUDA has a type of its own; the CPU's allocator says it in words.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        pieces = f", --micro-batch {config.micro_batch}" if config.micro_batch else ""
+        raise OutOfMemory(
+            f"out of memory on {device.type} with --batch-size {config.batch_size}{pieces} at {config.image_size} pixels "
+            f"(peak {peak_memory_gib(device):.1f} GiB): lower --batch-size, or keep it and split it with --micro-batch "
+            f"{max(1, (config.micro_batch or config.batch_size) // 2)}"
+        ) from error
 
 
 def evaluate(engine: Engine, val: ValBatches) -> tuple[str, str | None]:

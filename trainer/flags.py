@@ -72,6 +72,7 @@ ROWS: list[Row] = [
         ("lr_warmup_epochs", "--lr-warmup-epochs --warmup-epochs", "epochs of linear warm-up (default: 5 of 90, scaled to --epochs)", "EPOCHS"),
         ("lr_warmup_decay", "--lr-warmup-decay", "share of the rate at which the warm-up starts", "F"),
         ("grad_accum_steps", "--grad-accum-steps --grad-accum", "batches whose gradients make one step"),
+        ("micro_batch", "--micro-batch", "split each batch into pieces of so many images and accumulate: less memory, the same gradients, but batch norm sees the pieces alone"),
         ("clip_grad_norm", "--clip-grad-norm --clip-grad", "clip the gradients' norm to this (default: off)", "NORM"),
         ("label_smoothing", "--label-smoothing --smoothing", "label smoothing of the training loss", "F"),
     ),
@@ -86,6 +87,8 @@ ROWS: list[Row] = [
         ("sync_bn", "--sync-bn --sync_bn", "batch-norm statistics over all ranks (CUDA)"),
         ("device", "--device", "auto, cpu, cuda or mps", "NAME"),
         ("compile", "--compile --torchcompile", "torch.compile the model"),
+        ("tf32", "--tf32", "TensorFloat-32 in float32 products and convolutions on CUDA"),
+        ("cpu_heap", "--cpu-heap", "auto, retain or default: keep freed memory in the process on a CPU (glibc); auto retains where 1.7 x the expected memory is free", "NAME"),
     ),
     *_rows(
         GROUPS[4],

@@ -72,13 +72,13 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def expected_memory(
-    model: nn.Module, image_size: int, batch_size: int, input_dtype: torch.dtype, factor: float, masters: bool
+    model: nn.Module, image_size: int, batch_size: int, activation_share: float, bytes_a_parameter: int
 ) -> int | None:
-    """Bytes a training step needs: weights, gradients, momentum, masters, and the activations that a
-    forward of 2 images saves for the backward pass, scaled to ``batch_size``.
+    """Bytes a training step of a float32 ``model`` needs: ``bytes_a_parameter`` for weights, gradients and
+    state, and the activations that a forward of 2 images saves for the backward pass, scaled to
+    ``batch_size`` and by ``activation_share`` (0.5 where they will be half precision).
 
-    Runs on the meta device: no memory, no random numbers. ``factor``: size of a saved activation
-    under autocast against float32. None for a model that cannot run there.
+    Runs on the meta device: no memory, no random numbers. None for a model that cannot run there.
     """
     import copy
 
@@ -97,14 +97,13 @@ def expected_memory(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.random.fork_rng(devices=[]):
-            twin(torch.empty(2, 3, image_size, image_size, dtype=input_dtype, device="meta"))
+            twin(torch.empty(2, 3, image_size, image_size, device="meta"))
     except Exception:
         return None
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    state = sum(p.numel() * 4 for p in model.parameters()) * (3 if masters else 1)
+    state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
     # Backward adds the gradients of the largest activation and of what it was made from.
     activations = sum(sizes.values()) + 2 * max(sizes.values(), default=0)
-    return int(2 * weights + state + activations * factor * batch_size / 2)
+    return int(state + activations * activation_share * batch_size / 2)
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Stepper:
         group: Group,
         label_smoothing: float = 0.0,
         clip_grad_norm: float | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         self.model = model
         self.wrapped = wrapped
@@ -62,6 +63,7 @@ class Stepper:
         self._group = group
         self._criterion = TrainingLoss(label_smoothing)
         self._clip_grad_norm = clip_grad_norm
+        self._micro_batch = micro_batch
         self._guard = StepGuard(group.device, sticky=not precision.dynamic)
         self._norm = torch.zeros((), device=group.device)
         self._checked = False
@@ -83,15 +85,10 @@ class Stepper:
     ) -> None:
         """Attempt update number ``step`` (0-based) from the batches of ``plan``."""
         set_lr(self.optimizer, lr)
-        for position, size in enumerate(plan.batch_sizes):
-            # Wait for the batch; everything after it is compute.
-            timer.waiting()
-            images, target = next(batches)
-            timer.got_batch()
-            assert len(target) == size, f"the sampler planned {size} images, the loader gave {len(target)}"
-            # This rank's share of the step's images, since the reduction over ranks is a mean.
-            weight = size * self._group.world_size / plan.images
-            with self._reduced_with(last=position + 1 == len(plan.batch_sizes)):
+        for images, target, last in self._pieces(plan, batches, timer):
+            # This piece's share of the step's images, since the reduction over ranks is a mean.
+            weight = len(target) * self._group.world_size / plan.images
+            with self._reduced_with(last):
                 with profiler.range("forward"), self.precision.autocast():
                     output = self.wrapped(images)
                 loss = self._criterion(output, target)
@@ -100,6 +97,25 @@ class Stepper:
             sums.add(loss, main_output(output), target)
         with profiler.range("optimizer"):
             self._update(step, lr)
+
+    def _pieces(
+        self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer
+    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """The images and targets of one forward pass each, and whether they are the step's last.
+
+        Whole batches, or even parts of at most ``micro_batch`` images: slices along N keep the memory format.
+        """
+        for position, size in enumerate(plan.batch_sizes):
+            # Wait for the batch; everything after it is compute.
+            timer.waiting()
+            images, target = next(batches)
+            timer.got_batch()
+            assert len(target) == size, f"the sampler planned {size} images, the loader gave {len(target)}"
+            parts = -(-size // (self._micro_batch or size))
+            last_batch = position + 1 == len(plan.batch_sizes)
+            pieces = zip(images.tensor_split(parts), target.tensor_split(parts), strict=True)
+            for index, (piece, labels) in enumerate(pieces):
+                yield piece, labels, last_batch and index + 1 == parts
 
     def _update(self, step: int, lr: float) -> None:
         self._norm = self.precision.collect_gradients()

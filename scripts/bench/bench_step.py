@@ -67,14 +67,14 @@ class Loops:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         asked = asked_config(args)
-        group, _ = build.open_group(asked.device, asked.deterministic, Session())
+        group, _ = build.open_group(asked.device, asked.deterministic, asked.tf32, Session())
         self.device = group.device
         self.config, _ = environment.resolve_config(asked, group.device, group.ranks, None)
-        self.stepper, _ = build.build_stepper(self.config, group, new_weights=True)
+        self.stepper = build.build_stepper(self.config, group, new_weights=True).stepper
         self.batches = make_batches(self.config, self.device, self.stepper.precision.input_dtype)
         self.bare = BareLoop(self.config, self.device, LR)
         ready = ReadyBatches(self.batches, args.steps, args.batch_size, self.device)
-        options = LoopOptions(args.rounds + args.warmup_rounds, args.print_freq)
+        options = LoopOptions(args.rounds + args.warmup_rounds, args.print_freq, self.config.timing_warmup_steps)
         self.ours = OurLoop(self.stepper, group, ready, options, LR, folder)
         self._steps = args.steps
 
