@@ -74,7 +74,7 @@ class Loops:
         self.batches = make_batches(self.config, self.device, self.stepper.precision.input_dtype)
         self.bare = BareLoop(self.config, self.device, LR)
         ready = ReadyBatches(self.batches, args.steps, args.batch_size, self.device)
-        options = LoopOptions(args.rounds + args.warmup_rounds, args.print_freq)
+        options = LoopOptions(args.rounds + args.warmup_rounds, args.print_freq, self.config.timing_warmup_steps)
         self.ours = OurLoop(self.stepper, group, ready, options, LR, folder)
         self._steps = args.steps
 
