@@ -50,14 +50,16 @@ class BareLoop:
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.to(self.half)
 
-    def run(self, batches: Sequence[tuple[Tensor, Tensor]], steps: int) -> None:
-        """``steps`` optimizer steps over the batches in turn."""
+    def run(self, batches: Sequence[tuple[Tensor, Tensor]], steps: int) -> Tensor:
+        """``steps`` optimizer steps over the batches in turn; the last loss, on the device."""
+        loss = torch.zeros(())
         for images, target in itertools.islice(itertools.cycle(batches), steps):
             with torch.autocast(self.device.type, dtype=self.half, enabled=self._autocast):
                 output = self.model(images)
             loss = self._criterion(output, target)
             self._scaler.scale(loss).backward()
             self._update()
+        return loss.detach()
 
     @torch.no_grad()
     def _update(self) -> None:
