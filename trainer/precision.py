@@ -61,8 +61,8 @@ class Precision:
     """One run's precision. Order of calls: ``convert_model``, ``bind``, then per step ``autocast``,
     ``backward``, ``collect_gradients``, ``step``.
 
-    A GradScaler is always there: a fixed scale is set again each step, so that its check for
-    non-finite gradients guards every level alike.
+    A GradScaler is always there. Under a dynamic scale it takes the steps; under a fixed one a fused
+    optimizer is told directly which steps to skip.
     """
 
     def __init__(self, options: LevelOptions, half: torch.dtype, device: torch.device) -> None:
@@ -138,17 +138,31 @@ class Precision:
         """One optimizer update, or none where ``bad`` > 0; decided on the device.
 
         Clipping multiplies the scaled gradients: the same as unscaling first, and it works for half
-        gradients too, which ``GradScaler.unscale_`` refuses. ``bad`` enters as a NaN in the smallest
-        gradient, since ``GradScaler.step`` would overwrite a ``found_inf`` set from outside.
+        gradients too, which ``GradScaler.unscale_`` refuses.
         """
         gradients = self._gradients()
         if clip_norm is not None:
             _scale_all(gradients, torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
+        if not self.dynamic and _is_fused(optimizer):
+            self._step_with_fixed_scale(optimizer, bad)
+        else:
+            self._step_with_scaler(optimizer, bad, gradients)
+        self.refresh_model()
+
+    def _step_with_fixed_scale(self, optimizer: Any, bad: Tensor) -> None:
+        """What ``GradScaler.step`` hands a fused optimizer, without the scaler's own pass over the gradients:
+        ``bad`` knows already what that would find (1.5 % of a small model's step on a CPU)."""
+        optimizer.grad_scale = None if self._fixed_scale == 1.0 else self.scale_on_device()
+        optimizer.found_inf = bad
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+
+    def _step_with_scaler(self, optimizer: torch.optim.Optimizer, bad: Tensor, gradients: list[Tensor]) -> None:
+        """``bad`` enters as a NaN in the smallest gradient, since ``GradScaler.step`` overwrites ``found_inf``."""
         smallest = min(gradients, key=torch.numel)
         smallest.add_(torch.where(bad > 0, self._nan, self._zero).to(smallest.dtype))
         self._scaler.step(optimizer)
         self._scaler.update(self._fixed_scale)
-        self.refresh_model()
 
     @torch.no_grad()
     def refresh_model(self) -> None:
@@ -219,6 +233,10 @@ class Precision:
             "autocast": dtype_name(self.half) if self.options.patch_torch_functions else "off",
             "loss scale": "dynamic" if self.dynamic else f"fixed at {self._fixed_scale:g}",
         }
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
