@@ -87,6 +87,7 @@ def test_total_speed_is_that_of_all_ranks(pair):
         assert row["images_seen"] == 16 * row["step"]
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_steps_of_one(tmp_path):
     """Without batch norm, two ranks of 8 with a short last step equal one rank of 16, rates included; with
     accumulation too. The file carries no prefix and goes on with another number of ranks (R78, R81)."""
