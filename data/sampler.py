@@ -62,6 +62,10 @@ class StepSampler:
         """Steps of a whole epoch; 0 where the set is too small for one."""
         return -(-self._usable_end(0) // self.global_batch_size)
 
+    def steps_left(self) -> int:
+        """Steps from the present position to the end of the epoch."""
+        return max(0, -(-(self._usable_end() - self.consumed) // self.global_batch_size))
+
     def order(self) -> np.ndarray:
         """All sample indices of the epoch, int64 (size,), the same on every rank."""
         return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch])).permutation(self.size)

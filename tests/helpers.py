@@ -1,12 +1,15 @@
-"""Small folders of images for tests."""
+"""Small folders of images, and the sentence of a mistake, for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from trainer.errors import UserError
 
 
 def write_image(path: Path, colour: Sequence[int] = (128, 128, 128), size: int = 40, seed: int = 0) -> Path:
@@ -36,3 +39,12 @@ def _colours(count: int) -> list[tuple[int, int, int]]:
     levels = (40, 215, 128)
     found = sorted(((r, g, b) for r in levels for g in levels for b in levels), key=lambda c: c.count(128))
     return [found[(label * 5) % 8] if label < 8 else found[label % len(found)] for label in range(count)]
+
+
+def refused(function: Callable[..., object], *arguments: object) -> str:
+    """The one line of the UserError that a call ends in."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

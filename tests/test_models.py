@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import toy_models
+from helpers import refused
 from torch import nn
 from torchvision import models as zoo
 
-from trainer.errors import UserError
 from trainer.models import TrainingLoss, build_model, main_output
 from trainer.weights import Preset, load_weights, preset_of
 
@@ -25,14 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Names

@@ -169,9 +169,10 @@ def make_stepper(level):
     from toy_models import tiny
 
     from trainer.distributed import Group, Ranks
+    from trainer.levels import DTYPES, level_options, override_options
     from trainer.metrics import RunningSums
     from trainer.optim import build_optimizer
-    from trainer.precision import DTYPES, Precision, level_options, override_options
+    from trainer.precision import Precision
     from trainer.profiling import StepProfiler
     from trainer.step import Stepper
     from trainer.timing import Clock, StepTimer

@@ -12,10 +12,11 @@ from toy_models import odd_ranks, tiny
 
 from trainer.banner import real_dtypes
 from trainer.distributed import Group, Ranks
+from trainer.levels import DTYPES, level_options, override_options
 from trainer.memory_format import apply_to_model, apply_to_optimizer_state, check_stride_orders, stride_order
 from trainer.metrics import RunningSums
 from trainer.optim import build_optimizer
-from trainer.precision import DTYPES, Precision, level_options, override_options
+from trainer.precision import Precision
 from trainer.profiling import StepProfiler
 from trainer.step import Stepper
 from trainer.timing import Clock, StepTimer

@@ -185,3 +185,14 @@ def test_validation_takes_each_image_exactly_once(size: int, batch: int, world: 
     indices = [index for share in shares for keys in share for _, index in keys]
     assert sorted(indices) == list(range(size))
     assert all(0 < len(keys) <= batch for share in shares for keys in share)
+
+
+@pytest.mark.parametrize("max_steps", [None, 2, 50])
+@pytest.mark.parametrize(
+    ("size", "batch", "ranks", "accumulation"), [(103, 8, 2, 2), (7, 2, 2, 1), (33, 30, 2, 1), (5, 1, 1, 4)]
+)
+def test_steps_left_counts_the_plans_from_any_position(size, batch, ranks, accumulation, max_steps):
+    sampler = StepSampler(size, batch, 0, ranks, accumulation, max_steps=max_steps)
+    for consumed in range(size + 1):
+        sampler.start(0, consumed)
+        assert sampler.steps_left() == len(list(sampler.plans())), consumed

@@ -7,23 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import toy_models
+from helpers import refused
 from torch import nn
 from torchvision import models as zoo
 
-from trainer.errors import UserError
+from trainer.levels import level_options
 from trainer.models import build_model
-from trainer.precision import Precision, level_options
+from trainer.precision import Precision
 from trainer.weights import Preset, load_matching, load_weights, preset_of, strip_prefixes, weights_from_file
 
 TOY = "toy_models:tiny"
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Named weights: no download, torchvision's file is made up

@@ -9,8 +9,9 @@ from torch import nn
 
 from trainer.config import TrainConfig
 from trainer.hardware import cpu_info, half_precision_notice
+from trainer.levels import MEANINGS, dtype_name, level_options
 from trainer.models import TrainingLoss, main_output
-from trainer.precision import MEANINGS, Precision, dtype_name, level_options
+from trainer.precision import Precision
 from trainer.run_log import Console
 
 

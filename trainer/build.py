@@ -17,10 +17,11 @@ from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.hardware import expected_memory, free_memory
 from trainer.heap import choose_heap, retain_heap
+from trainer.levels import DTYPES, LevelOptions, level_options, override_options
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
 from trainer.models import build_model
 from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
-from trainer.precision import DTYPES, LevelOptions, Precision, level_options, override_options
+from trainer.precision import Precision
 from trainer.step import Stepper
 from trainer.weights import load_weights
 

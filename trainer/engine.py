@@ -17,7 +17,7 @@ from trainer.models import TrainingLoss, main_output
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
-from trainer.step import Plan, Stepper
+from trainer.step import Health, Plan, Stepper
 from trainer.timing import Clock, StepTimer
 
 
@@ -104,7 +104,7 @@ class Engine:
         progress = self.progress
         plans, batches = train.epoch(progress.epoch, progress.samples_in_epoch)
         done = progress.samples_in_epoch // train.sampler.global_batch_size
-        steps = done + sum(1 for _ in train.sampler.plans())
+        steps = done + train.sampler.steps_left()
         self.stepper.wrapped.train()
         sums = RunningSums(self.group.device, progress.epoch_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done)
@@ -120,8 +120,7 @@ class Engine:
             self._count(plan, timer)
             # The host waits for the device in steps that are logged, and in no other.
             if self._is_logged(index, steps):
-                self._log(index, steps, lr, sums, timer)
-                self.stepper.raise_if_non_finite()
+                self.stepper.raise_if_non_finite(self._log(index, steps, lr, sums, timer))
             if self._stop and index + 1 < steps:
                 return self._leave()
         self.report.console.end_bar()
@@ -153,13 +152,14 @@ class Engine:
     def _is_logged(self, index: int, steps: int) -> bool:
         return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps or self._stop
 
-    def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> None:
+    def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> Health:
         progress = self.progress
         window = means_of(sums.take(self.group))
         progress.epoch_sums = sums.total
         health = self.stepper.health()
         progress.skipped_steps = health.skipped_steps
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
+        return health
 
     def _end_epoch(self, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
         progress = self.progress

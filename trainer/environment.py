@@ -16,24 +16,16 @@ from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
 from trainer.hardware import describe_device, usable_cores
+from trainer.levels import DTYPES, level_options
 from trainer.optim import default_milestones, default_warmup
-from trainer.precision import DTYPES, level_options
 from trainer.weights import Preset, preset_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # A resumed run keeps these as they were first chosen, on whatever machine it goes on.
 PINNED = (
-    "num_classes",
-    "image_size",
-    "val_image_size",
-    "val_resize",
-    "interpolation",
-    "mean",
-    "std",
-    "epochs",
-    "opt_level",
-)
+    "num_classes", "image_size", "val_image_size", "val_resize", "interpolation", "mean", "std", "epochs", "opt_level",
+)  # fmt: skip
 
 
 def resolve_device(name: str, local_rank: int) -> torch.device:

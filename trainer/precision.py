@@ -1,60 +1,17 @@
 """O0..O3 on native torch: autocast, loss scale and float32 master weights behind one object.
 
-The levels are those of NVIDIA apex's former ``amp``; the table of their options is the one its logs
-print. The training loop has no branch on the level.
+The training loop has no branch on the level; what each stands for is in ``trainer/levels.py``.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class LevelOptions:
-    """What a level stands for; the fields and their order are those that apex printed."""
-
-    enabled: bool
-    opt_level: str
-    cast_model_type: torch.dtype | None
-    patch_torch_functions: bool
-    keep_batchnorm_fp32: bool | None
-    master_weights: bool | None
-    loss_scale: float | str
-
-    def lines(self) -> list[str]:
-        return [f"{field.name:<23}: {getattr(self, field.name)}" for field in dataclasses.fields(self)]
-
-
-MEANINGS = {
-    "O0": "Pure FP32 training.",
-    "O1": "Insert automatic casts around Pytorch functions and Tensor methods.",
-    "O2": "FP16 training with FP32 batchnorm and FP32 master weights.",
-    "O3": "Pure FP16 training.",
-}
-
-
-def level_options(opt_level: str, half: torch.dtype) -> LevelOptions:
-    """The defaults of a level. bfloat16 has float32's range: its loss scale is 1 at every level."""
-    dynamic = "dynamic" if half is torch.float16 else 1.0
-    return {
-        "O0": LevelOptions(True, "O0", torch.float32, False, None, False, 1.0),
-        "O1": LevelOptions(True, "O1", None, True, None, None, dynamic),
-        "O2": LevelOptions(True, "O2", half, False, True, True, dynamic),
-        "O3": LevelOptions(True, "O3", half, False, False, False, 1.0),
-    }[opt_level]
-
-
-def override_options(options: LevelOptions, keep_batchnorm_fp32: bool | None, loss_scale: Any) -> LevelOptions:
-    changes = {"keep_batchnorm_fp32": keep_batchnorm_fp32, "loss_scale": loss_scale}
-    return dataclasses.replace(options, **{key: value for key, value in changes.items() if value is not None})
+from trainer.levels import LevelOptions, dtype_name
 
 
 class Precision:
@@ -74,7 +31,7 @@ class Precision:
         self._fixed_scale = None if self.dynamic else scale
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale)
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []  # half weight, its master
-        self._of_model: list[nn.Parameter] = []
+        self._stepped: list[nn.Parameter] = []  # what the optimizer steps
         self._one = torch.ones((), device=device)
         self._nan = torch.full((), float("nan"), device=device)
         self._zero = torch.zeros((), device=device)
@@ -100,17 +57,17 @@ class Precision:
 
     def bind(self, model: nn.Module) -> list[nn.Parameter]:
         """Make the master weights and return what the optimizer steps, in ``model.parameters()`` order."""
-        self._of_model = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.masters = []
-        stepped = []
-        for parameter in self._of_model:
+        self.masters, self._stepped = [], []
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue
             if self.options.master_weights and parameter.dtype is not torch.float32:
                 master = nn.Parameter(parameter.detach().float())  # keeps the strides of a dense tensor
                 self.masters.append((parameter, master))
-                stepped.append(master)
+                self._stepped.append(master)
             else:
-                stepped.append(parameter)
-        return stepped
+                self._stepped.append(parameter)
+        return list(self._stepped)
 
     def autocast(self) -> torch.autocast:
         """A fresh context for one forward pass: one that spans steps would keep stale half copies."""
@@ -179,9 +136,7 @@ class Precision:
         return float(self._scaler.get_scale())
 
     def _gradients(self) -> list[Tensor]:
-        masters = {id(half): master for half, master in self.masters}
-        stepped = (masters.get(id(parameter), parameter) for parameter in self._of_model)
-        return [parameter.grad for parameter in stepped if parameter.grad is not None]
+        return [parameter.grad for parameter in self._stepped if parameter.grad is not None]
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """The model for a file: float32 (masters where there are some), contiguous, on the CPU."""
@@ -254,7 +209,3 @@ def _scale_all(gradients: list[Tensor], factor: Tensor) -> None:
     for gradient in gradients:
         if gradient.dtype is not torch.float32:
             gradient.mul_(factor)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -31,8 +31,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_config(self, asked: TrainConfig, resolved: TrainConfig) -> None:
-        _write_atomically(self.path / "config.yaml", to_yaml(asked))
-        _write_atomically(self.path / "resolved.yaml", to_yaml(resolved))
+        write_atomically(self.path / "config.yaml", to_yaml(asked))
+        write_atomically(self.path / "resolved.yaml", to_yaml(resolved))
 
     def write_environment(self, facts: dict[str, Any]) -> None:
         """Facts of this start; command and time of earlier ones stay below ``earlier_starts``."""
@@ -43,7 +43,7 @@ class RunFolder:
             if earlier
             else []
         )
-        _write_atomically(target, json.dumps({**facts, "earlier_starts": starts}, indent=2) + "\n")
+        write_atomically(target, json.dumps({**facts, "earlier_starts": starts}, indent=2) + "\n")
 
     def write_status(self, state: str, why: str | None = None, exit_code: int | None = None) -> None:
         """``state``: running, done, preempted or failed."""
@@ -54,7 +54,7 @@ class RunFolder:
             "launcher": os.getppid(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        _write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
+        write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
 
     def release(self) -> None:
         if self._lock is not None:
@@ -184,7 +184,9 @@ def _close_inherited_locks() -> None:
 os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
-def _write_atomically(target: Path, text: str) -> None:
+def write_atomically(target: Path, text: str) -> None:
+    """Text under a name that never holds half of it; line ends stay as they are."""
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(text)
+    with open(temporary, "w", newline="", encoding="utf-8") as stream:
+        stream.write(text)
     os.replace(temporary, target)

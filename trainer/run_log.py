@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.run_folder import write_atomically
+
 SUMMARY_COLUMNS = (
     "epoch", "step", "images_seen", "lr", "train_loss", "train_acc1", "train_acc5", "val_loss", "val_acc1", "val_acc5",
     "images_per_sec_total", "images_per_sec_per_device", "wall_images_per_sec", "data_wait_share", "peak_memory_gib",
@@ -179,13 +181,13 @@ def _keep_until(folder: Path, step: int) -> None:
     jsonl = folder / "metrics.jsonl"
     if jsonl.exists():
         kept = [line for line in jsonl.read_text(encoding="utf-8").splitlines() if _step_of(line, step) <= step]
-        _replace(jsonl, "".join(line + "\n" for line in kept))
+        write_atomically(jsonl, "".join(line + "\n" for line in kept))
     summary = folder / "summary.csv"
     if summary.exists():
         with open(summary, newline="", encoding="utf-8") as stream:
             rows = [row for row in csv.DictReader(stream) if (row["step"] or "").isdigit() and int(row["step"]) <= step]
         lines = [",".join(SUMMARY_COLUMNS)] + [",".join(row[key] or "" for key in SUMMARY_COLUMNS) for row in rows]
-        _replace(summary, "".join(line + "\r\n" for line in lines))
+        write_atomically(summary, "".join(line + "\r\n" for line in lines))
 
 
 def _step_of(line: str, step: int) -> int:
@@ -193,13 +195,6 @@ def _step_of(line: str, step: int) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return step + 1
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(temporary, path)
 
 
 def _json_value(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainer.distributed import Group
 from trainer.errors import NonFiniteError
-from trainer.guard import LONGEST_ROW, BufferGuard, StepGuard, poison
+from trainer.guard import LONGEST_ROW, BufferGuard, GuardReport, StepGuard, poison
 from trainer.memory_format import check_stride_orders
 from trainer.metrics import RunningSums
 from trainer.models import TrainingLoss, main_output
@@ -37,7 +37,11 @@ class Health:
 
     loss_scale: float
     grad_norm: float
-    skipped_steps: int
+    guard: GuardReport
+
+    @property
+    def skipped_steps(self) -> int:
+        return self.guard.skipped
 
 
 class Stepper:
@@ -129,11 +133,11 @@ class Stepper:
 
     def health(self) -> Health:
         """Read the counts; waits for the device."""
-        return Health(self.precision.scale(), float(self._norm), self._guard.report().skipped)
+        return Health(self.precision.scale(), float(self._norm), self._guard.report())
 
-    def raise_if_non_finite(self) -> None:
+    def raise_if_non_finite(self, health: Health) -> None:
         """End the run where the guard says so: on every rank, since all of them hold the same counts."""
-        report, scale = self._guard.report(), self.precision.scale()
+        report, scale = health.guard, health.loss_scale
         if not self.precision.dynamic and report.first_bad_step >= 0:
             level = self.precision.options.opt_level
             hint = "; O3 is a ceiling for speed, --opt-level O2 trains" if level == "O3" else ""

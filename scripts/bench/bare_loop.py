@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import TrainConfig
+from trainer.levels import DTYPES
 from trainer.memory_format import resolve_memory_format
 from trainer.models import TrainingLoss, build_model
-from trainer.precision import DTYPES
 
 
 class BareLoop:
