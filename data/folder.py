@@ -7,6 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from data.index import Names
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 
 
@@ -16,16 +20,23 @@ class FolderError(ValueError):
 
 @dataclass(frozen=True)
 class FolderIndex:
-    """Files of one split, sorted by class then path. ``labels[i]`` indexes ``classes``."""
+    """Files of one split, sorted by class then path. ``labels`` (N,) int32 indexes ``classes``."""
 
     folder: str
     classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
+    paths: Names
+    labels: np.ndarray
     ignored: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def read(self, index: int) -> bytes:
+        with open(self.paths[index], "rb") as file:
+            return file.read()
 
     def describe(self) -> str:
         left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ignored.items()))
@@ -44,7 +55,7 @@ def scan_data_dir(data_dir: str) -> tuple[FolderIndex, FolderIndex]:
                 f"{data_dir} has no {split}/ folder ({listing}): DIR must hold train/ and val/, one folder a class"
             )
     train = _scan_split(Path(data_dir, "train"), None)
-    empty = set(range(len(train.classes))) - set(train.labels)
+    empty = set(range(len(train.classes))) - set(train.labels.tolist())
     if empty:
         names = ", ".join(train.classes[label] for label in sorted(empty)[:3])
         raise FolderError(f"no image in {train.folder} for class {names}: fill or remove the folder")
@@ -82,7 +93,7 @@ def _scan_split(folder: Path, classes: tuple[str, ...] | None) -> FolderIndex:
         labels += [known.index(name)] * len(files)
     if not paths:
         raise FolderError(f"no image below {folder}: files must end in {', '.join(sorted(SUFFIXES))}")
-    return FolderIndex(str(folder), known, tuple(paths), tuple(labels), dict(ignored))
+    return FolderIndex(str(folder), known, Names(paths), np.array(labels, dtype=np.int32), dict(ignored))
 
 
 def _image_files(folder: Path, ignored: Counter[str]) -> list[str]:

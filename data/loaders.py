@@ -36,10 +36,10 @@ class FolderDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Image.Image, int]:
         epoch, index = key
-        path = self._index.paths[index]
+        path = self._index.name(index)
         try:
             with Image.open(path) as image:
-                return self._transform(image.convert("RGB"), epoch, index), self._index.labels[index]
+                return self._transform(image.convert("RGB"), epoch, index), int(self._index.labels[index])
         except (OSError, SyntaxError, ValueError) as error:
             label = self._index.classes[self._index.labels[index]]
             raise RuntimeError(f"cannot read {path} (class {label}): {error}") from error

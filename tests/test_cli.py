@@ -172,9 +172,9 @@ def test_a_checkpoint_fills_what_is_not_given() -> None:
 def test_a_checkpoint_never_fills_the_settings_of_one_start() -> None:
     one_start: dict[str, Any] = {
         "output_dir": "out", "resume": "auto", "traceback": True, "stop_after_epochs": 2, "stop_after_steps": 3,
-        "prof": 4, "evaluate": True, "start_epoch": 1,
+        "prof": 4, "evaluate": True, "start_epoch": 1, "rescan": True, "check_data": "full", "json": True,
     }  # fmt: skip
-    assert set(one_start) == set(PER_START)
+    assert {*one_start, "bench_data"} == set(PER_START)  # which --check-data excludes
     saved = {**vars(TrainConfig(batch_size=8)), **one_start}
     assert merge_with_checkpoint({}, saved) == TrainConfig(batch_size=8)
     assert merge_with_checkpoint(one_start, saved) == TrainConfig(batch_size=8, **one_start)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from trainer.checks import flag_of
 from trainer.coerce import coerce, is_bool, shown
-from trainer.config import DEFAULTS, KEYS, flag_of
+from trainer.config import DEFAULTS, KEYS
 from trainer.errors import UserError
 
 ACCEPTED: list[tuple[str, Any, Any]] = [

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from trainer.checks import OPT_LEVELS, flag_of
 from trainer.config import (
     DEFAULTS,
     KEYS,
     MATCH_IGNORES,
     NOT_IN_FILE,
-    OPT_LEVELS,
     PER_START,
     TrainConfig,
-    flag_of,
 )
 from trainer.errors import EXIT_USER, RunError, UserError
 

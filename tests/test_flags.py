@@ -32,6 +32,20 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--std", ("0.1", "0.2", "0.3"), (0.1, 0.2, 0.3), None),
     ("--hflip", "0", 0.0, 0.5),
     ("--crop-scale", ("0.5", "1"), (0.5, 1.0), (0.08, 1.0)),
+    ("--auto-augment --aa", "ta_wide", "ta_wide", None),
+    ("--random-erase --reprob", "0.1", 0.1, 0.0),
+    ("--mixup --mixup-alpha", "0.2", 0.2, 0.0),
+    ("--cutmix --cutmix-alpha", "1", 1.0, 0.0),
+    ("--exif-orientation", "apply", "apply", "ignore"),
+    ("--max-image-pixels", "1000", 1000, None),
+    ("--bad-images", "skip", "skip", "fail"),
+    ("--max-bad-images", "2.5%", "2.5%", None),
+    ("--val-labels", "val.csv", "val.csv", None),
+    ("--class-map", "classes.json", "classes.json", None),
+    ("--rescan", "true", True, False),
+    ("--check-data", "full", "full", None),
+    ("--bench-data", "20", 20, None),
+    ("--json", "true", True, False),
     ("--arch -a --model", "resnet50", "resnet50", "resnet18"),
     ("--pretrained", "true", True, False),
     ("--weights", "IMAGENET1K_V2", "IMAGENET1K_V2", None),
@@ -77,6 +91,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--timing-warmup-steps", "2", 2, 5),
     ("--traceback", "true", True, False),
 ]
+# Each is refused without the other.
+PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}
 # Flags that are no setting: where the settings come from, the launchers' rank, and --amp, a spelling of O1.
 NO_SETTING = [("--config -c", "config"), ("--local-rank --local_rank", "local_rank"), ("--amp", "opt_level")]
 
@@ -119,6 +135,7 @@ def test_no_flag_swallows_a_following_dir(spellings: str, text: Any, typed: Any)
 
 def test_table_and_parser_hold_the_same_spellings() -> None:
     documented = {flag: key_of(row[0]) for row in TABLE for flag in row[0].split()}
+    documented |= PAIRED
     documented |= {flag: key for spellings, key in NO_SETTING for flag in spellings.split()}
     assert {flag: action.dest for action in actions() for flag in action.option_strings} == documented
 

@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for package in ("data", "trainer") for path in (ROOT / package).rglob("*.py"))
-WITHOUT_TORCH = ("trainer", "trainer.cli", "trainer.coerce", "trainer.config", "trainer.errors", "trainer.flags")
+WITHOUT_TORCH = (
+    "trainer",
+    "trainer.checks",
+    "trainer.cli",
+    "trainer.coerce",
+    "trainer.config",
+    "trainer.errors",
+    "trainer.flags",
+)
 SIBLINGS = ("models", "precision", "memory_format", "optim", "metrics", "timing", "distributed")
 MAY_USE = {"metrics": {"trainer.distributed"}}
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer.checks import flag_of
 from trainer.coerce import FALSE_WORDS, NONE_WORDS, TRUE_WORDS, coerce, is_bool, may_be_none, shown
-from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig, flag_of
+from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig
 from trainer.errors import UserError
 from trainer.flags import GROUPS, ROWS, Row
 
@@ -26,8 +27,9 @@ _FLAGS = tuple(flag for row in ROWS for flag in row.flags)
 _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-    ("data_dir", _ANY, ("synthetic",)),
-    ("synthetic", _ANY, ("data_dir",)),
+    ("data_dir", _ANY, ("synthetic", "train_shards", "val_shards")),
+    ("train_shards", _ANY, ("synthetic", "data_dir")),
+    ("synthetic", _ANY, ("data_dir", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),
     ("lr_milestones", _ANY, ("lr_step_size",)),
@@ -122,6 +124,8 @@ def _add_row(group: argparse._ArgumentGroup, row: Row) -> None:
         group.add_argument(*row.flags, action="store_const", const=row.const, **options)
     elif row.key in KEYS and is_bool(row.key):
         group.add_argument(*row.flags, nargs="?", const="true", metavar="BOOL", **options)
+    elif row.optional is not None:
+        group.add_argument(*row.flags, nargs="?", const=row.optional[0], metavar=row.metavar[1:-1], **options)
     else:
         nargs = len(row.metavar) if isinstance(row.metavar, tuple) else None
         group.add_argument(*row.flags, nargs=nargs, metavar=row.metavar, **options)
@@ -142,7 +146,7 @@ def _bind_optional_values(tokens: list[str]) -> tuple[list[str], list[str]]:
 
     Also returns what follows a ``--``: folders, whatever they look like.
     """
-    bools = {flag: row for row in ROWS if row.key in KEYS and is_bool(row.key) for flag in row.flags}
+    bools = {flag: row for row in ROWS if row.key in KEYS and (is_bool(row.key) or row.optional) for flag in row.flags}
     lists = {flag for row in ROWS if row.many for flag in row.flags}
     bound: list[str] = []
     position = 0
@@ -152,11 +156,12 @@ def _bind_optional_values(tokens: list[str]) -> tuple[list[str], list[str]]:
         if token == "--":
             return bound, tokens[position:]
         if token in bools:
-            value = "true"
-            if position < len(tokens) and _is_bool_word(bools[token].key, tokens[position]):
+            row = bools[token]
+            value = row.optional[0] if row.optional else "true"
+            if position < len(tokens) and _belongs_to(row, tokens[position]):
                 value = tokens[position]
                 position += 1
-            bound.append(f"{flag_of(bools[token].key)}={value}")
+            bound.append(f"{flag_of(row.key)}={value}")
         elif token in lists:
             start = position
             if position < len(tokens) and tokens[position] in NONE_WORDS:
@@ -171,8 +176,13 @@ def _bind_optional_values(tokens: list[str]) -> tuple[list[str], list[str]]:
     return bound, []
 
 
-def _is_bool_word(key: str, word: str) -> bool:
-    return word.lower() in TRUE_WORDS + FALSE_WORDS or (may_be_none(key) and word in NONE_WORDS)
+def _belongs_to(row: Row, word: str) -> bool:
+    """Whether ``word`` is the value of a flag that needs none."""
+    if may_be_none(row.key) and word in NONE_WORDS:
+        return True
+    if row.optional:
+        return re.fullmatch(row.optional[1], word, re.IGNORECASE) is not None
+    return word.lower() in TRUE_WORDS + FALSE_WORDS
 
 
 def _is_abbreviation(token: str) -> bool:

@@ -7,7 +7,8 @@ import types
 import typing
 from typing import Any
 
-from trainer.config import TrainConfig, flag_of
+from trainer.checks import flag_of
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 
 TRUE_WORDS = ("true", "1", "yes")
@@ -18,7 +19,9 @@ NONE_WORDS = ("None", "null")
 PEER_SCHEDULES = {"multisteplr": "step", "multistep": "step", "steplr": "step", "cosineannealinglr": "cosine"}
 
 _HINTS = typing.get_type_hints(TrainConfig)
-_LOWER_CASE = ("interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap")
+_LOWER_CASE = (
+    "interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap", "auto_augment", "exif_orientation", "bad_images", "check_data",
+)  # fmt: skip
 _BIGGEST = 2**63  # a whole number beyond it fits no tensor, seed or counter
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80

@@ -19,6 +19,7 @@ class Row:
     metavar: str | tuple[str, ...] = "N"
     const: str | None = None  # a bare flag that stands for this value of the key
     many: bool = False  # takes any number of numbers
+    optional: tuple[str, str] | None = None  # what the bare flag stands for, and a pattern of what may follow it
 
     def help_text(self, default: Any) -> str:
         if default is None or default is False or self.const is not None or "default" in self.help:
@@ -46,9 +47,25 @@ ROWS: list[Row] = [
         ("std", "--std", "channel deviations in 0..1 (default: ImageNet's)", ("R", "G", "B")),
         ("hflip", "--hflip", "probability of a left-right flip in training", "PROB"),
         ("crop_scale", "--crop-scale", "share of the image's area a training crop takes", ("MIN", "MAX")),
+        ("auto_augment", "--auto-augment --aa", "ra, ta_wide, imagenet or augmix, as torchvision has them (default: off)", "NAME"),
+        ("random_erase", "--random-erase --reprob", "probability of erasing a rectangle of a training image", "PROB"),
+        ("mixup", "--mixup --mixup-alpha", "mix pairs of a batch with a share drawn from Beta(A, A); 0 is off", "A"),
+        ("cutmix", "--cutmix --cutmix-alpha", "paste a rectangle of one image into another, its area from Beta(A, A); 0 is off", "A"),
         ("batch_size", "-b --batch-size --b", "images a step and process"),
         ("val_batch_size", "--val-batch-size -vb", "images a validation batch (default: the batch size)"),
         ("workers", "-j --workers", "loader processes a rank (default: min(4, usable cores / ranks on this machine))"),
+        ("exif_orientation", "--exif-orientation", "apply turns photos as their camera noted, ignore leaves them as stored, as torchvision does", "RULE"),
+        ("max_image_pixels", "--max-image-pixels", "larger images are bad ones (default: Pillow's bound, 178956970)"),
+        ("bad_images", "--bad-images", "fail ends the run at an unreadable image, skip leaves it out of batch, epoch and counts", "POLICY"),
+        ("max_bad_images", "--max-bad-images", "skip this many bad files a split, or this share of them, and then end the run (default: the larger of 10 and 1%%)", "N|P%%"),
+        ("val_labels", "--val-labels", "for a flat DIR/val: text or csv file of `file name,class` lines", "FILE"),
+        ("class_map", "--class-map", "json file of class names in the order of their indices: read if it exists, else written", "FILE"),
+        ("rescan", "--rescan", "list DIR anew instead of taking the list kept from the last start"),
+        ("train_shards", "--train-shards", "tar files to train on instead of DIR/train: {000..099} and * are understood; a path or an fsspec URL", "PATTERN"),
+        ("val_shards", "--val-shards", "the same for validation", "PATTERN"),
+        ("check_data", "--check-data", "look at every file of DIR, report and leave: headers (the bare flag) or full, which decodes all pixels", "[HOW]", None, False, ("headers", "headers|full")),
+        ("bench_data", "--bench-data", "measure the loader alone over N batches and leave (bare: 100)", "[N]", None, False, ("100", "[0-9]+")),
+        ("json", "--json", "print the report of --check-data or --bench-data as JSON"),
     ),
     *_rows(
         GROUPS[1],

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import read_checkpoint
+from trainer.checks import flag_of
 from trainer.cli import Request, merge_with_checkpoint
-from trainer.config import PER_START, TrainConfig, flag_of
+from trainer.config import PER_START, TrainConfig
 from trainer.distributed import Group
 from trainer.errors import LASTING, LastingError, UserError
 from trainer.run_folder import (

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from data.collate import fast_collate
 from data.loaders import DeviceFeed, FeedOptions
-from trainer.config import DEVICES
+from trainer.checks import DEVICES
 from trainer.environment import IMAGENET_MEAN, IMAGENET_STD, resolve_device
 from trainer.memory_format import resolve_memory_format
 

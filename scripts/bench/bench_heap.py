@@ -18,7 +18,7 @@ import common
 import machine
 from runs import read_summary, run_process, train_command
 
-from trainer.config import OPT_LEVELS
+from trainer.checks import OPT_LEVELS
 
 FORMATS = ("channels_last", "contiguous_format")
 ARMS = ("retain", "default")

@@ -25,7 +25,7 @@ import common
 import machine
 from runs import EXAMPLES, OURS, TIMM, Speed, read_speed, run_process, train_command
 
-from trainer.config import OPT_LEVELS
+from trainer.checks import OPT_LEVELS
 from trainer.errors import UserError
 
 KINDS = ("examples", "timm", "custom")

@@ -23,7 +23,8 @@ from our_loop import Batch, OurLoop, ReadyBatches, now
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer import build, environment
-from trainer.config import AMP_DTYPES, DEVICES, OPT_LEVELS, TrainConfig
+from trainer.checks import AMP_DTYPES, DEVICES, OPT_LEVELS
+from trainer.config import TrainConfig
 from trainer.engine import LoopOptions
 from trainer.exits import Session
 from trainer.memory_format import resolve_memory_format

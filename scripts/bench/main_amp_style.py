@@ -27,7 +27,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from trainer import environment
-from trainer.config import AMP_DTYPES, DEVICES, TrainConfig
+from trainer.checks import AMP_DTYPES, DEVICES
+from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.environment import IMAGENET_MEAN, IMAGENET_STD
 from trainer.errors import UserError

@@ -1,0 +1,50 @@
+"""What every source of encoded images offers: classes, labels, and the bytes of a sample by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+
+class Names:
+    """Strings in one bytes buffer with offsets: loader processes share its pages, where a list of
+    Python strings would be copied page by page as reference counts change.
+
+    ``Names(strings)``; ``names[i]``; surrogate escapes survive (file names need not be UTF-8).
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
+        self._offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(item) for item in encoded], out=self._offsets[1:])
+        self._buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> str:
+        start, end = self._offsets[index], self._offsets[index + 1]
+        return self._buffer[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+
+class SampleIndex(Protocol):
+    """The samples of one split. ``labels``: (N,) int32, indices into ``classes``."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def labels(self) -> np.ndarray: ...
+    def __len__(self) -> int: ...
+    def describe(self) -> str:
+        """Counts for the start's line: images, classes, what was left out."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Where a person finds the sample: a file's path, or ``shard.tar!member``."""
+        ...
+
+    def read(self, index: int) -> bytes:
+        """The encoded image. Raises OSError."""
+        ...
