@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.cli import Request, parse
-from trainer.config import TrainConfig
+from trainer.config import pick
 from trainer.exits import Session, run_to_exit_code
-
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,15 +21,12 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.
     from data.build import DataOptions, LoaderOptions, open_loaders, open_sources
-    from data.loaders import FeedOptions
+    from data.feed import FeedOptions
     from trainer import banner, begin, build, environment, finish, resume
-    from trainer.engine import Engine, LoopOptions
+    from trainer.bad_images import BadImages
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
-    from trainer.profiling import StepProfiler
-    from trainer.report import Reporter
     from trainer.run_log import Console
-    from trainer.saver import CheckpointSaver
 
     session.show_traceback = request.config.traceback
     group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
@@ -43,7 +37,8 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
         start.config, group.device, group.ranks, folder_set and len(folder_set[0].classes), start.saved_resolved
     )
     sources = open_sources(folder_set, pick(DataOptions, config))
-    resume.check_classes(start, config, sources[0].classes)
+    classes, sizes = sources[0].classes, {"train": len(sources[0]), "val": len(sources[1])}
+    resume.check_classes(start, config, classes)
 
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
     banner.say_request(console, start.config, config, group.device, threads)
@@ -52,11 +47,12 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
-    train, val = open_loaders(*sources, pick(LoaderOptions, config), (group.ranks.rank, group.world_size), feed)
+    stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes)
+    share = group.ranks.rank, group.world_size
+    train, val = open_loaders(sources, pick(LoaderOptions, config), share, feed, stepper.bad_images.found)
     if not train.steps_in_epoch and not config.evaluate:
         raise UserError(
-            f"{len(sources[0])} training images are too few: a step needs two for each of {group.world_size} ranks",
-            True,
+            f"{sizes['train']} training images are too few: a step needs two for each of {group.world_size} ranks", True
         )
     banner.say_heap(console, config, built.heap)
     banner.say_data(console, config, *sources, train.sampler.dropped)
@@ -64,18 +60,9 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     progress, more = begin.begin(start, stepper, group, config)
     for line in [*start.lines, *built.lines, lr_line, *notices, *more]:
         console.say(line)
-    folder = begin.open_folder(start, config, progress.step, group, session, built.heap)
-    facts = begin.checkpoint_facts(start.config, config, sources[0].classes, train.sampler.global_batch_size)
-    saver = CheckpointSaver(folder, group, stepper, facts)
-    profiler = StepProfiler(config.prof, folder, group.device)
-    engine = Engine(
-        stepper, schedule, group, pick(LoopOptions, config), Reporter(console, session.files, group), saver, profiler
-    )
-    engine.progress = progress
-
-    if config.evaluate:
-        return finish.evaluate(engine, val)
-    return finish.fit(engine, train, val, config, session)
+    facts = begin.checkpoint_facts(start.config, config, classes, train.sampler.global_batch_size)
+    engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)
+    return finish.evaluate(engine, val) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
 def scan_folder(data_dir: str | None) -> Any:
@@ -87,11 +74,6 @@ def scan_folder(data_dir: str | None) -> Any:
         return scan_data_dir(data_dir) if data_dir else None
     except FolderError as error:
         raise UserError(str(error)) from error
-
-
-def pick(options: type[T], config: TrainConfig) -> T:
-    """An options dataclass filled with the settings of the same names."""
-    return options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(options)})  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from data.folder import FolderIndex
-from data.loaders import FeedOptions, FolderDataset, Source, TrainLoader, ValLoader
+from data.augment import build_augment
+from data.dataset import ImageDataset
+from data.decode import Decoder
+from data.feed import FeedOptions
+from data.index import SampleIndex
+from data.loaders import HostOptions, OnBad, Source, TrainLoader, ValLoader
+from data.mixing import Mixer
 from data.sampler import StepSampler
 from data.synthetic import build_synthetic
 from data.transforms import TrainTransform, ValTransform
+
+WORKER_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,11 @@ class DataOptions:
     synthetic_size: int
     num_classes: int
     val_batch_size: int
+    mean: tuple[float, ...]
+    auto_augment: str | None
+    random_erase: float
+    exif_orientation: str
+    max_image_pixels: int | None
 
 
 @dataclass(frozen=True)
@@ -37,24 +49,37 @@ class LoaderOptions:
     steps_per_epoch: int | None
     workers: int
     seed: int
+    mixup: float
+    cutmix: float
+    num_classes: int
 
 
-def open_sources(folder_set: tuple[FolderIndex, FolderIndex] | None, options: DataOptions) -> tuple[Source, Source]:
-    """Training and validation samples: the folder's, or made-up ones without a folder."""
-    if folder_set is None:
+def open_sources(indexes: tuple[SampleIndex, SampleIndex] | None, options: DataOptions) -> tuple[Source, Source]:
+    """Training and validation samples: those of the indexes, or made-up ones without any."""
+    if indexes is None:
         sizes = options.image_size, options.val_image_size
         return build_synthetic(options.synthetic_size, options.num_classes, sizes, options.seed, options.val_batch_size)
-    train = TrainTransform(options.image_size, options.crop_scale, options.hflip, options.interpolation, options.seed)
+    augment = build_augment(options.auto_augment, options.random_erase, options.mean, options.interpolation)
+    train = TrainTransform(
+        options.image_size, options.crop_scale, options.hflip, options.interpolation, options.seed, augment
+    )
     val = ValTransform(options.val_image_size, options.val_resize, options.interpolation)
-    return FolderDataset(folder_set[0], train), FolderDataset(folder_set[1], val)
+    decoder = Decoder(options.exif_orientation == "apply", options.max_image_pixels)
+    return ImageDataset(indexes[0], decoder, train), ImageDataset(indexes[1], decoder, val)
 
 
 def open_loaders(
-    train_set: Source, val_set: Source, options: LoaderOptions, share: tuple[int, int], feed: FeedOptions
+    sources: tuple[Source, Source], options: LoaderOptions, share: tuple[int, int], feed: FeedOptions, on_bad: OnBad
 ) -> tuple[TrainLoader, ValLoader]:
     """The loaders of one rank; ``share``: (rank, ranks)."""
+    train_set, val_set = sources
     sampler = StepSampler(
         len(train_set), options.batch_size, *share, options.grad_accum_steps, options.seed, options.steps_per_epoch
     )
-    train = TrainLoader(train_set, sampler, options.workers, feed)
-    return train, ValLoader(val_set, options.val_batch_size, share, options.workers, feed)
+    device = feed.device.type
+    host = HostOptions(options.workers, device == "cuda", WORKER_NICENESS if device == "cpu" else 0, on_bad)
+    mix = None
+    if options.mixup or options.cutmix:
+        mix = Mixer(options.mixup, options.cutmix, options.num_classes, options.seed, share[0])
+    train = TrainLoader(train_set, sampler, host, feed, mix)
+    return train, ValLoader(val_set, options.val_batch_size, share, host, feed)

@@ -1,57 +1,63 @@
-"""The loaders of both splits, and the feed that brings their batches to the device."""
+"""The loaders of both splits: batches of one rank, in order, on the device."""
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from data.collate import fast_collate
-from data.folder import FolderIndex
+from data.collate import BadImage, HostBatch
+from data.dataset import ImageDataset
+from data.feed import DeviceFeed, FeedOptions, Mix
 from data.sampler import StepPlan, StepSampler, rank_share
 from data.synthetic import SyntheticBatches, SyntheticImages
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+Source = ImageDataset | SyntheticImages
+# Called with the name of the split and the unreadable samples of a batch; raises where the run is to end.
+OnBad = Callable[[str, Sequence[BadImage]], None]
 
 
-class FolderDataset(Dataset):  # type: ignore[type-arg]
-    """Decoded and transformed images of an index; a key is (epoch, sample index)."""
-
-    def __init__(self, index: FolderIndex, transform: Callable[[Image.Image, int, int], Image.Image]) -> None:
-        self._index = index
-        self._transform = transform
-        self.classes = list(index.classes)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def describe(self) -> str:
-        return self._index.describe()
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Image.Image, int]:
-        epoch, index = key
-        path = self._index.name(index)
-        try:
-            with Image.open(path) as image:
-                return self._transform(image.convert("RGB"), epoch, index), int(self._index.labels[index])
-        except (OSError, SyntaxError, ValueError) as error:
-            label = self._index.classes[self._index.labels[index]]
-            raise RuntimeError(f"cannot read {path} (class {label}): {error}") from error
+def fail_on_bad(split: str, bad: Sequence[BadImage]) -> None:
+    """For loaders outside a run: the first unreadable image is an error."""
+    raise OSError(f"cannot read {bad[0].name} (class {bad[0].class_name}): {bad[0].reason}")
 
 
-Source = FolderDataset | SyntheticImages
+@dataclass(frozen=True)
+class HostOptions:
+    """How batches are made on the host. ``workers``: processes; 0 makes them in this one."""
+
+    workers: int = 0
+    pin_memory: bool = False
+    niceness: int = 0
+    on_bad: OnBad = fail_on_bad
 
 
-def _host_batches(source: Source, sampler: Any, workers: int, pin_memory: bool) -> Batches:
-    """uint8 channels-last batches in the order of a batch sampler (or a list of batches of keys)."""
-    if isinstance(source, SyntheticImages):
-        return SyntheticBatches(source, sampler, pin_memory)
+class HostBatches:
+    """uint8 channels-last batches of a split, in the order of a batch sampler (or a list of batches of keys)."""
+
+    def __init__(self, split: str, source: Source, sampler: Any, options: HostOptions) -> None:
+        self._split = split
+        self._on_bad = options.on_bad
+        self._batches: Iterable[Any] = (
+            SyntheticBatches(source, sampler, options.pin_memory)
+            if isinstance(source, SyntheticImages)
+            else _worker_batches(source, sampler, options)
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, target, *bad in self._batches:
+            if bad and bad[0]:
+                self._on_bad(self._split, bad[0])
+            yield images, target
+
+
+def _worker_batches(source: ImageDataset, sampler: Any, options: HostOptions) -> DataLoader[HostBatch]:
     # The start of the run says it in one line of ours, for all loaders and once.
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     # Python 3.12 and newer warn of the fork with which torch starts its workers, and torch runs threads.
@@ -59,73 +65,39 @@ def _host_batches(source: Source, sampler: Any, workers: int, pin_memory: bool) 
     return DataLoader(
         source,
         batch_sampler=sampler,
-        num_workers=workers,
-        collate_fn=fast_collate,
-        pin_memory=pin_memory,
-        persistent_workers=workers > 0,
+        num_workers=options.workers,
+        collate_fn=_as_it_is,
+        pin_memory=options.pin_memory,
+        persistent_workers=options.workers > 0,
+        worker_init_fn=_Niceness(options.niceness) if options.niceness else None,
         # Its own generator: iterating must not draw from the one that dropout uses.
         generator=torch.Generator().manual_seed(0),
     )
 
 
-@dataclass(frozen=True)
-class FeedOptions:
-    """What images become on the device; ``mean`` and ``std`` in 0..1."""
-
-    device: torch.device
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    dtype: torch.dtype
-    memory_format: torch.memory_format
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
-class DeviceFeed:
-    """Brings uint8 batches to the device and normalises them there.
+class _Niceness:
+    """Where the model trains on the CPU, workers give way to its threads: one that is held up holds up all
+    the others at the end of each parallel region."""
 
-    Yields images (N, 3, H, W) in the asked dtype and memory format, and targets (N,) int64.
-    """
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
 
-    def __init__(self, batches: Batches, options: FeedOptions) -> None:
-        self._batches = batches
-        self._options = options
-        self._mean = torch.tensor(options.mean, device=options.device).mul_(255).view(1, -1, 1, 1)
-        self._scale = torch.tensor(options.std, device=options.device).mul_(255).reciprocal_().view(1, -1, 1, 1)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        on_cuda = self._options.device.type == "cuda"
-        return self._on_a_side_stream() if on_cuda else map(self._to_device, self._batches)
-
-    def _on_a_side_stream(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Copy and normalise batch k + 1 while the device still trains on batch k, which the host has only queued."""
-        stream = torch.cuda.Stream(self._options.device)
-        for batch in self._batches:
-            with torch.cuda.stream(stream):
-                images, target = self._to_device(batch)
-            current = torch.cuda.current_stream(self._options.device)
-            current.wait_stream(stream)
-            # Made on the side stream, used on this one: their memory must not be handed out before that is over.
-            images.record_stream(current)
-            target.record_stream(current)
-            yield images, target
-
-    def _to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        images, target = batch
-        return self._normalise(images), target.to(self._options.device, non_blocking=True)
-
-    def _normalise(self, images: Tensor) -> Tensor:
-        device, memory_format = self._options.device, self._options.memory_format
-        images = images.to(device, non_blocking=True)
-        normalised = torch.empty(images.shape, device=device, memory_format=memory_format)
-        torch.sub(images, self._mean, out=normalised)
-        return normalised.mul_(self._scale).to(self._options.dtype)
+    def __call__(self, worker: int) -> None:
+        os.nice(self._niceness)
 
 
 class TrainLoader:
     """Training batches of one rank, with the plan of each step."""
 
-    def __init__(self, source: Source, sampler: StepSampler, workers: int, options: FeedOptions) -> None:
+    def __init__(
+        self, source: Source, sampler: StepSampler, host: HostOptions, feed: FeedOptions, mix: Mix | None = None
+    ) -> None:
         self.sampler = sampler
-        self._feed = DeviceFeed(_host_batches(source, sampler, workers, options.device.type == "cuda"), options)
+        self._feed = DeviceFeed(HostBatches("train", source, sampler, host), feed, mix)
 
     @property
     def steps_in_epoch(self) -> int:
@@ -134,6 +106,7 @@ class TrainLoader:
     def epoch(self, epoch: int, consumed: int = 0) -> tuple[Iterator[StepPlan], Iterator[tuple[Tensor, Tensor]]]:
         """Plans and batches from ``consumed`` samples into the epoch to its end."""
         self.sampler.start(epoch, consumed)
+        self._feed.start(epoch, consumed // (self.sampler.batch_size * self.sampler.world_size))
         return self.sampler.plans(), iter(self._feed)
 
 
@@ -141,12 +114,12 @@ class ValLoader:
     """Validation batches of one rank; ``images`` counts those of all ranks, each exactly once."""
 
     def __init__(
-        self, source: Source, batch_size: int, share: tuple[int, int], workers: int, options: FeedOptions
+        self, source: Source, batch_size: int, share: tuple[int, int], host: HostOptions, feed: FeedOptions
     ) -> None:
         rank, world_size = share
         self.images = len(source)
         self._keys = rank_share(self.images, batch_size, rank, world_size)
-        self._feed = DeviceFeed(_host_batches(source, self._keys, workers, options.device.type == "cuda"), options)
+        self._feed = DeviceFeed(HostBatches("val", source, self._keys, host), feed)
 
     def __len__(self) -> int:
         return len(self._keys)

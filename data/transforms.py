@@ -1,52 +1,141 @@
-"""Crop, resize and flip of one Pillow image, seeded by (seed, epoch, sample index) alone.
+"""Crop, resize and flip on uint8 channels-last, seeded by (seed, epoch, sample index) alone.
 
 The same sample in the same epoch gets the same pixels with any number of workers or ranks, and
-after a resume.
+after a resume. Crops are distributed as torchvision's ``RandomResizedCrop`` draws them (area and
+logarithm of the aspect ratio uniform, Szegedy et al., arXiv:1409.4842).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Protocol
 
+import numpy as np
 import torch
-from PIL import Image
-from torchvision.transforms import InterpolationMode, v2
+from torch import Tensor
+from torch.nn import functional
+
+from data.decode import Encoded
+
+Box = tuple[int, int, int, int]  # top, left, height, width
+RATIO = (3 / 4, 4 / 3)
+_TRIES = 10
+
+
+class Transform(Protocol):
+    """Writes one sample into its row of the batch."""
+
+    size: int
+
+    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
+        """``row``: (size, size, 3) uint8, contiguous. Raises DecodeError."""
+        ...
 
 
 class TrainTransform:
-    """Random resized crop and left-right flip to (size, size)."""
+    """Random resized crop and left-right flip to (size, size); ``augment`` sees (3, size, size) uint8 after them."""
 
-    def __init__(self, size: int, crop_scale: tuple[float, float], hflip: float, interpolation: str, seed: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        crop_scale: tuple[float, float],
+        hflip: float,
+        interpolation: str,
+        seed: int,
+        augment: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.size = size
         self.seed = seed
-        self._transform = v2.Compose(
-            [
-                v2.RandomResizedCrop(size, scale=crop_scale, interpolation=InterpolationMode(interpolation)),
-                v2.RandomHorizontalFlip(hflip),
-            ]
-        )
+        self._crop_scale = crop_scale
+        self._hflip = hflip
+        self._interpolation = interpolation
+        self._augment = augment
 
-    def __call__(self, image: Image.Image, epoch: int, index: int) -> Image.Image:
+    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
+        seed = sample_seed(self.seed, epoch, index)
+        generator = random.Random(seed)
+        box = random_crop(generator, image.height, image.width, self._crop_scale)
+        flip = generator.random() < self._hflip
+        pixels = _crop_and_resize(image, box, (self.size, self.size), self._interpolation)
+        if flip:
+            pixels = pixels.flip(3)
+        if self._augment is not None:
+            pixels = self._augmented(pixels[0], seed)[None]
+        row.copy_(pixels[0].permute(1, 2, 0))
+
+    def _augmented(self, pixels: Tensor, seed: int) -> Tensor:
         # torchvision draws from torch's global generator: seed it for this sample alone, and in the
         # main process (workers 0) leave it to the model's dropout as it was. Not torch.manual_seed, which
         # would seed the generators of the GPUs too.
+        assert self._augment is not None
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(sample_seed(self.seed, epoch, index))
-            return self._transform(image)
+            torch.default_generator.manual_seed(seed)
+            return self._augment(pixels)
 
 
 class ValTransform:
     """Shorter side to ``resize``, then the central (size, size)."""
 
     def __init__(self, size: int, resize: int, interpolation: str) -> None:
-        self._transform = v2.Compose(
-            [v2.Resize(resize, interpolation=InterpolationMode(interpolation)), v2.CenterCrop(size)]
-        )
+        self.size = size
+        self._resize = resize
+        self._interpolation = interpolation
 
-    def __call__(self, image: Image.Image, epoch: int, index: int) -> Image.Image:
-        return self._transform(image)
+    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
+        short = min(image.height, image.width)
+        height, width = (int(self._resize * side / short) for side in (image.height, image.width))
+        whole = _crop_and_resize(image, (0, 0, image.height, image.width), (height, width), self._interpolation)
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        row.copy_(whole[0, :, top : top + self.size, left : left + self.size].permute(1, 2, 0))
+
+
+def random_crop(generator: random.Random, height: int, width: int, scale: tuple[float, float]) -> Box:
+    """A box of a random share of the area and a random aspect ratio; the centre where none of ten tries fits."""
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    for _ in range(_TRIES):
+        area = height * width * generator.uniform(*scale)
+        ratio = math.exp(generator.uniform(low, high))
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = generator.randint(0, height - crop_height)
+            left = generator.randint(0, width - crop_width)
+            return top, left, crop_height, crop_width
+    crop_height = min(height, max(1, round(width / RATIO[0])))
+    crop_width = min(width, max(1, round(height * RATIO[1])))
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
     """63 bits that differ for neighbouring samples, epochs and seeds."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def _crop_and_resize(image: Encoded, box: Box, size: tuple[int, int], interpolation: str) -> Tensor:
+    """(1, 3, *size) uint8, channels-last: the part ``box`` of the image, resized with antialiasing.
+
+    The decoder may leave out detail that the resize would, but never so much that it had to enlarge.
+    """
+    top, left, height, width = box
+    pixels = image.decode(max(size[0] / height, size[1] / width))
+    down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width
+    rows = _scaled(top, height, down, pixels.shape[0])
+    columns = _scaled(left, width, right, pixels.shape[1])
+    return resize_channels_last(pixels[rows, columns], size, interpolation)
+
+
+def _scaled(start: int, length: int, factor: float, side: int) -> slice:
+    first = min(round(start * factor), side - 1)
+    return slice(first, max(first + 1, min(side, round((start + length) * factor))))
+
+
+def resize_channels_last(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
+    """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides."""
+    # A view of a larger image, or one whose batch stride permute left at 3, would come back as NCHW and take twice as long.
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last)
+    if image.shape[2:] == size:
+        return image
+    return functional.interpolate(image, size=size, mode=interpolation, antialias=True)

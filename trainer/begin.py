@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import KEYS, PER_START, TrainConfig
+from trainer.build import Built
+from trainer.config import KEYS, PER_START, TrainConfig, pick
 from trainer.distributed import Group
-from trainer.engine import Progress
+from trainer.engine import Engine, LoopOptions, Progress
 from trainer.environment import snapshot
 from trainer.exits import Session
 from trainer.memory_format import memory_format_name, resolve_memory_format
+from trainer.optim import LRSchedule
+from trainer.profiling import StepProfiler
+from trainer.report import Reporter
 from trainer.resume import Start
 from trainer.run_folder import new_run_path, open_run_folder, to_yaml
-from trainer.run_log import RunFiles
-from trainer.saver import load_model, restore
+from trainer.run_log import Console, RunFiles
+from trainer.saver import CheckpointSaver, load_model, restore
 from trainer.step import Stepper
 
 
@@ -69,6 +73,29 @@ def open_folder(
 
     path = group.on_main(open_on_main)
     return Path(path) if group.is_main else None
+
+
+def open_engine(
+    start: Start,
+    config: TrainConfig,
+    built: Built,
+    schedule: LRSchedule,
+    progress: Progress,
+    facts: dict[str, Any],
+    console: Console,
+    session: Session,
+) -> Engine:
+    """The loop with run folder, checkpoints and profiler around it; ``facts``: see ``checkpoint_facts``."""
+    group, stepper = session.group, built.stepper
+    folder = open_folder(start, config, progress.step, group, session, built.heap)
+    if stepper.bad_images is not None:
+        stepper.bad_images.folder = folder
+    saver = CheckpointSaver(folder, group, stepper, facts)
+    profiler = StepProfiler(config.prof, folder, group.device)
+    report = Reporter(console, session.files, group)
+    engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
+    engine.progress = progress
+    return engine
 
 
 def checkpoint_facts(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.checks import check
+
+T = TypeVar("T")
 
 # Settings of one start, not of the run: a checkpoint does not hand them on.
 PER_START = (
@@ -127,3 +129,8 @@ class TrainConfig:
 
 KEYS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+
+
+def pick(options: type[T], config: TrainConfig) -> T:
+    """An options dataclass filled with the settings of the same names."""
+    return options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(options)})  # type: ignore[arg-type]

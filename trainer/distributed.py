@@ -55,6 +55,7 @@ class Group:
         self.ranks = ranks
         self.device = device
         self._store: Any = None
+        self._host_group: Any = None  # None is the default group, gloo on a CPU
         self._calls = 0
         if ranks.world_size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -88,6 +89,19 @@ class Group:
         total = tensor.clone()
         dist.all_reduce(total)
         return total
+
+    def open_host_group(self) -> None:
+        """Make ``sum_on_host`` possible on CUDA; every rank calls it."""
+        if self.active and self.device.type == "cuda" and self._host_group is None:
+            self._host_group = dist.new_group(backend="gloo")
+
+    def sum_on_host(self, values: list[int]) -> list[int]:
+        """``values`` summed over ranks without the device taking part; on CUDA after ``open_host_group``."""
+        if not self.active:
+            return values
+        total = torch.tensor(values)
+        dist.all_reduce(total, group=self._host_group)
+        return total.tolist()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's picklable ``value``, in rank order, on every rank."""

@@ -116,8 +116,8 @@ class Engine:
             # Forward, backward and update.
             self.profiler.before_step(self._steps_here)
             lr = self.schedule(position + index)
-            self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
-            self._count(plan, timer)
+            taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+            self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
             if self._is_logged(index, steps):
                 self.stepper.raise_if_non_finite(self._log(index, steps, lr, sums, timer))
@@ -138,11 +138,11 @@ class Engine:
                 f"--prof {self.profiler.first}: this start took {self._steps_here} steps only, so there is no trace"
             )
 
-    def _count(self, plan: Plan, timer: StepTimer) -> None:
+    def _count(self, plan: Plan, taken: int, timer: StepTimer) -> None:
         progress = self.progress
-        timer.step_done(plan.images)
+        timer.step_done(taken)
         progress.step += 1
-        progress.images_seen += plan.images
+        progress.images_seen += taken
         progress.samples_in_epoch += plan.images
         self._steps_here += 1
         self._stop |= self._steps_here == self.options.stop_after_steps
@@ -198,9 +198,10 @@ class Engine:
         timer = StepTimer(self.clock, 0, len(val))
         self.report.console.start_bar("validation", len(val))
         for index, (images, target) in enumerate(val):
-            with precision.autocast():
-                output = main_output(model(images))
-            sums.add(criterion(output, target), output, target)
+            if len(target):  # not all of the batch's images were bad ones
+                with precision.autocast():
+                    output = main_output(model(images))
+                sums.add(criterion(output, target), output, target)
             timer.step_done(len(target) * self.group.world_size)
             self.report.console.advance()
             if self.group.is_main and (
@@ -209,9 +210,18 @@ class Engine:
                 window = means_of(sums.take())
                 self.report.val_step((index + 1, len(val)), (window, means_of(sums.total)), timer)
         self.report.console.end_bar()
+        self._settle_bad_images()
         means = means_of(sums.total_over(self.group))
         self.report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
         return means
+
+    def _settle_bad_images(self) -> None:
+        bad = self.stepper.bad_images
+        if bad is not None:
+            bad.settle("val", 0)
+            news = bad.news()
+            if news:
+                self.report.console.notice(news)
 
     def _announce(self, timer: StepTimer, steps: int) -> None:
         if steps and timer.shortened and self._epochs_here == 0:

@@ -49,6 +49,12 @@ class OutOfMemory(RunError):
     exit_code = EXIT_OUT_OF_MEMORY
 
 
+class BadDataError(RunError):
+    """Images that cannot be read, under the policy that asks for an end. Exit code 5."""
+
+    exit_code = EXIT_BAD_DATA
+
+
 class LastingError(RunError):
     """A restart of a run that failed for a reason that stays; ends with that run's code."""
 

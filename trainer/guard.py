@@ -123,6 +123,19 @@ class BufferGuard:
         for flat, good in zip(self._flat, self._good, strict=True):
             good.copy_(flat)
 
+    @torch.no_grad()
+    def copy(self) -> list[Tensor]:
+        """The present buffers."""
+        self._take_back_replaced()
+        return [flat.clone() for flat in self._flat]
+
+    @torch.no_grad()
+    def put_back(self, before: list[Tensor]) -> None:
+        """Make ``before``, a result of ``copy``, the present buffers."""
+        self._take_back_replaced()
+        for flat, old in zip(self._flat, before, strict=True):
+            flat.copy_(old)
+
     def _take_back_replaced(self) -> None:
         """A forward pass that assigns a new tensor to a buffer leaves the flat copy: bring it back."""
         for module, name, buffer in self._places:

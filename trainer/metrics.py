@@ -34,9 +34,10 @@ class RunningSums:
 
     @torch.no_grad()
     def add(self, loss: Tensor, output: Tensor, target: Tensor) -> None:
-        """``loss``: mean over the batch; ``output`` (N, classes); ``target`` (N,) class indices."""
+        """``loss``: mean over the batch; ``output`` (N, classes); ``target`` (N,) class indices,
+        or (N, classes) probabilities, whose largest counts as the answer."""
         images = target.shape[0]
-        correct1, correct5 = correct_in_top(output, target)
+        correct1, correct5 = correct_in_top(output, target.argmax(dim=1) if target.dim() == 2 else target)
         batch = torch.stack([loss.detach().float() * images, correct1, correct5, torch.full_like(correct1, images)])
         self._window += batch.to(self._window.dtype)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainer.bad_images import BadImages
 from trainer.distributed import Group
 from trainer.errors import NonFiniteError
 from trainer.guard import LONGEST_ROW, BufferGuard, GuardReport, StepGuard, poison
@@ -29,6 +30,27 @@ class Plan(Protocol):
     def images(self) -> int: ...
     @property
     def batch_sizes(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch on the device; a dummy stands in for one with too few readable images."""
+
+    images: Tensor
+    target: Tensor
+    is_last: bool
+    is_dummy: bool = False
+
+    @classmethod
+    def of(cls, images: Tensor, target: Tensor, planned: int, is_last: bool) -> Loaded:
+        """The batch itself, or two black images where fewer than two of ``planned`` could be read: every
+        rank takes part in every step, and batch norm needs two values a channel."""
+        if len(target) >= min(2, planned):
+            return cls(images, target, is_last)
+        # Strides of the real thing, which mean the memory format even without an image.
+        shape, strides = (2, *images.shape[1:]), images.stride()
+        black = torch.empty_strided(shape, strides, dtype=images.dtype, device=images.device).zero_()
+        return cls(black, target.new_zeros((2, *target.shape[1:])), is_last, is_dummy=True)
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,7 @@ class Stepper:
         self._criterion = TrainingLoss(label_smoothing)
         self._clip_grad_norm = clip_grad_norm
         self._micro_batch = micro_batch
+        self.bad_images: BadImages | None = None  # the run's policy towards unreadable images, where it has one
         self._guard = StepGuard(group.device, sticky=not precision.dynamic)
         self._norm = torch.zeros((), device=group.device)
         self._checked = False
@@ -86,40 +109,60 @@ class Stepper:
         sums: RunningSums,
         timer: StepTimer,
         profiler: StepProfiler,
-    ) -> None:
-        """Attempt update number ``step`` (0-based) from the batches of ``plan``."""
+    ) -> int:
+        """Attempt update number ``step`` (0-based) from the batches of ``plan``. Returns the images it took,
+        over all ranks: as planned, or fewer where bad images are skipped. Without any there is no update."""
         set_lr(self.optimizer, lr)
-        for images, target, last in self._pieces(plan, batches, timer):
+        loaded, taken = self._load(plan, batches, timer), plan.images
+        if self.bad_images is not None and self.bad_images.skips:
+            # All batches of the step at once: the weight of the first needs the count of the last.
+            loaded = iter(complete := list(loaded))
+            taken = self.bad_images.settle("train", sum(len(batch.target) for batch in complete if not batch.is_dummy))
+            if not taken:
+                return 0
+        for batch, images, target, last in self._pieces(loaded):
             # This piece's share of the step's images, since the reduction over ranks is a mean.
-            weight = len(target) * self._group.world_size / plan.images
-            with self._reduced_with(last):
+            weight = 0.0 if batch.is_dummy else len(target) * self._group.world_size / taken
+            with self._reduced_with(last), self._statistics_kept(batch.is_dummy):
                 with profiler.range("forward"), self.precision.autocast():
                     output = self.wrapped(images)
                 loss = self._criterion(output, target)
                 with profiler.range("backward"):
                     self.precision.backward(poison(loss) * weight)
-            sums.add(loss, main_output(output), target)
+            if not batch.is_dummy:
+                sums.add(loss, main_output(output), target)
         with profiler.range("optimizer"):
             self._update(step, lr)
+        return taken
 
-    def _pieces(
-        self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer
-    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """The images and targets of one forward pass each, and whether they are the step's last.
-
-        Whole batches, or even parts of at most ``micro_batch`` images: slices along N keep the memory format.
-        """
+    def _load(self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer) -> Iterator[Loaded]:
         for position, size in enumerate(plan.batch_sizes):
             # Wait for the batch; everything after it is compute.
             timer.waiting()
             images, target = next(batches)
             timer.got_batch()
-            assert len(target) == size, f"the sampler planned {size} images, the loader gave {len(target)}"
+            assert len(target) <= size, f"the sampler planned {size} images, the loader gave {len(target)}"
+            yield Loaded.of(images, target, size, position + 1 == len(plan.batch_sizes))
+
+    @contextlib.contextmanager
+    def _statistics_kept(self, kept: bool) -> Iterator[None]:
+        """A dummy batch leaves batch norm's running statistics as they were."""
+        before = self.buffers.copy() if kept else None
+        yield
+        if before is not None:
+            self.buffers.put_back(before)
+
+    def _pieces(self, loaded: Iterator[Loaded]) -> Iterator[tuple[Loaded, Tensor, Tensor, bool]]:
+        """The images and targets of one forward pass each, and whether they are the step's last.
+
+        Whole batches, or even parts of at most ``micro_batch`` images: slices along N keep the memory format.
+        """
+        for batch in loaded:
+            size = len(batch.target)
             parts = -(-size // (self._micro_batch or size))
-            last_batch = position + 1 == len(plan.batch_sizes)
-            pieces = zip(images.tensor_split(parts), target.tensor_split(parts), strict=True)
+            pieces = zip(batch.images.tensor_split(parts), batch.target.tensor_split(parts), strict=True)
             for index, (piece, labels) in enumerate(pieces):
-                yield piece, labels, last_batch and index + 1 == parts
+                yield batch, piece, labels, batch.is_last and index + 1 == parts
 
     def _update(self, step: int, lr: float) -> None:
         self._norm = self.precision.collect_gradients()

@@ -1,0 +1,52 @@
+"""Samples of an index, decoded and transformed a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.utils.data import Dataset
+
+from data.collate import BadImage, HostBatch, as_batch, new_rows
+from data.decode import DecodeError, Decoder
+from data.index import SampleIndex
+from data.transforms import Transform
+
+Key = tuple[int, int]  # epoch, sample index
+
+
+class ImageDataset(Dataset):  # type: ignore[type-arg]
+    """A batch of keys -> a HostBatch. An unreadable sample is no error here: the batch names it."""
+
+    def __init__(self, index: SampleIndex, decoder: Decoder, transform: Transform) -> None:
+        self.index = index
+        self._decoder = decoder
+        self._transform = transform
+        self.classes = list(index.classes)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def describe(self) -> str:
+        return self.index.describe()
+
+    def __getitems__(self, keys: Sequence[Key]) -> HostBatch:
+        rows = new_rows(len(keys), self._transform.size)
+        labels: list[int] = []
+        bad: list[BadImage] = []
+        for epoch, index in keys:
+            label = int(self.index.labels[index])
+            try:
+                image = self._decoder(self.index.read(index))
+                self._transform(image, epoch, index, rows[len(labels)])
+            except (OSError, DecodeError) as error:
+                bad.append(BadImage(index, self.index.name(index), self.index.classes[label], _reason(error)))
+            else:
+                labels.append(label)
+        return as_batch(rows, labels, bad)
+
+    def __getitem__(self, key: Key) -> HostBatch:
+        return self.__getitems__([key])
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
