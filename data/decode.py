@@ -135,7 +135,7 @@ def to_rgb(image: Image.Image) -> np.ndarray:
         canvas = Image.new("RGBA", image.size, (*BACKGROUND, 255))
         canvas.alpha_composite(image.convert("RGBA"))
         image = canvas
-    return np.asarray(image.convert("RGB"))
+    return np.array(image.convert("RGB"))  # asarray would be read-only, which torch warns of
 
 
 def _orientation(data: bytes) -> int:
@@ -152,7 +152,7 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
         return pixels
     image = Image.fromarray(pixels)
     image.getexif()[_ORIENTATION] = orientation
-    return np.asarray(ImageOps.exif_transpose(image))
+    return np.array(ImageOps.exif_transpose(image))
 
 
 @contextlib.contextmanager
