@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
-from torch.nn import functional
 
 from data.transforms import sample_seed
 
@@ -34,7 +34,8 @@ class Mixer:
         way = generator.choice(ways)
         alpha = self.mixup if way is _blend else self.cutmix
         share = way(images, images.roll(1, 0), generator.betavariate(alpha, alpha), generator)
-        one_hot = functional.one_hot(target, self.num_classes).float()
+        # Not functional.one_hot, which reads the largest target back to check it.
+        one_hot = torch.zeros(len(target), self.num_classes, device=target.device).scatter_(1, target[:, None], 1.0)
         return images, one_hot.lerp_(one_hot.roll(1, 0), 1 - share)
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.build import static_graph_is_safe
+from trainer.cli import parse
+
 ROOT = Path(__file__).parent.parent
 SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
 
@@ -229,3 +232,30 @@ def test_a_restart_after_exit_3_ends_with_3(tmp_path, resume):
     assert done.returncode == 1
     assert done.stderr.count("exitcode  : 3") == 2
     assert done.stderr.count("not restarted, since run failed") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["googlenet", "efficientnet_b0"])
+def test_a_static_graph_changes_no_number(tmp_path, arch):
+    """Auxiliary heads and stochastic depth; --micro-batch 99 splits nothing, but takes the promise back."""
+    flags = ["-a", arch, "-b", 2, "--image-size", 64, "--synthetic-size", 12, "--deterministic"]
+    for name, more in (("static", []), ("free", ["--micro-batch", 99])):
+        done = launch(tmp_path, 2, *flags, *more, "--output-dir", name)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, two = (torch.load(tmp_path / name / "checkpoints/last.pt")["state_dict"] for name in ("static", "free"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("flags", "safe"),
+    [
+        ("-a resnet50", True),
+        ("-a resnet50 --grad-accum-steps 2", False),
+        ("-a resnet50 --micro-batch 8", False),
+        ("-a resnet50 --compile", False),
+        ("-a toy_models:tiny", False),
+        ("-a timm:resnet50", False),
+    ],
+)
+def test_a_static_graph_is_promised_where_it_holds(flags: str, safe: bool):
+    assert static_graph_is_safe(parse(flags.split()).config) is safe

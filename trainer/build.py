@@ -73,7 +73,7 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> Built
         raise UserError(f"--arch {config.arch}: this model has no parameter to train", True)
     optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
     check_stride_orders(optimizer, precision.masters)
-    wrapped = _wrap(model, group, config.compile)
+    wrapped = _wrap(model, group, config.compile, static_graph_is_safe(config))
     stepper = Stepper(
         model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
@@ -112,7 +112,14 @@ def _set_heap(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     return {"choice": choice, "why": why, "expected": expected, "free": free}
 
 
-def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:
+def static_graph_is_safe(config: TrainConfig) -> bool:
+    """Whether DistributedDataParallel may take every step's graph for the first one's: torchvision's models
+    have no branch that depends on the data, and one backward pass a step is what its first pass counts on."""
+    own_code = ":" in config.arch
+    return not own_code and config.grad_accum_steps == 1 and config.micro_batch is None and not config.compile
+
+
+def _wrap(model: nn.Module, group: Group, compiled: bool, static_graph: bool) -> nn.Module:
     wrapped = model
     if group.active:
         device_ids = [group.device.index] if group.device.type == "cuda" else None
@@ -122,7 +129,9 @@ def _wrap(model: nn.Module, group: Group, compiled: bool) -> nn.Module:
         own_buffers: dict[str, Any] = {
             "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers": False
         }
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **own_buffers)
+        wrapped = DistributedDataParallel(
+            model, device_ids=device_ids, gradient_as_bucket_view=True, static_graph=static_graph, **own_buffers
+        )
     return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]
 
 
