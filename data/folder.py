@@ -45,15 +45,13 @@ class FolderIndex:
 
     def describe(self) -> str:
         bare = len(self.classes) - len(np.unique(self.labels))
-        text = f"{len(self)} images, {len(self.classes)} classes" + (
-            f", {bare} of them without an image" if bare else ""
-        )
+        text = f"{len(self)} images, {len(self.classes)} classes"
+        text += f", {bare} of them without an image" if bare else ""
         kinds = sorted(self.ignored.items(), key=lambda item: (-item[1], item[0]))
         parts = [f"{count} {kind}" for kind, count in kinds[:_KINDS_SHOWN]]
         if len(kinds) > _KINDS_SHOWN:
-            parts.append(
-                f"{sum(count for _, count in kinds[_KINDS_SHOWN:])} of {len(kinds) - _KINDS_SHOWN} other kinds"
-            )
+            rest = [count for _, count in kinds[_KINDS_SHOWN:]]
+            parts.append(f"{sum(rest)} of {len(rest)} other kinds")
         return text + (f" (left out: {', '.join(parts)})" if parts else "")
 
 
@@ -82,18 +80,21 @@ def scan_data_dir(
         )
     known = {name: label for label, name in enumerate(pinned or names)}
     val = _index_val(val_dir, load_or_list(val_dir, rescan), known, val_labels, class_map if pinned else None)
-    train = _index_train(train_dir, kept or list_and_keep(train_dir), known)
+    listing = kept or list_and_keep(train_dir)
+    if listing.classes != names:
+        raise FolderError(f"the class folders of {train_dir} changed while they were listed: start again")
+    train = _index_train(train_dir, listing, known)
     if class_map and not pinned:
         write_class_map(class_map, train.classes)
     return train, val
 
 
 def _check_dir(data_dir: str) -> None:
-    if os.path.realpath(data_dir) == os.path.dirname(os.path.realpath(__file__)):
-        raise FolderError(f"{data_dir} is this program's own code, not a data set: {_SHAPE}")
     if not os.path.isdir(data_dir):
         what = f"{data_dir} is no folder" if os.path.exists(data_dir) else f"no folder {data_dir}"
         raise FolderError(f"{what}: DIR must hold train/ and val/ with one folder a class")
+    if os.path.realpath(data_dir) == os.path.dirname(os.path.realpath(__file__)):
+        raise FolderError(f"{data_dir} is this program's own code, not a data set: {_SHAPE}")
     for split in ("train", "val"):
         if os.path.isdir(os.path.join(data_dir, split)):
             continue

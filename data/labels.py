@@ -61,7 +61,7 @@ def _read_label_list(path: str, classes: Mapping[str, int], files: set[str]) -> 
                 f"--val-labels {path}, line {number}: {','.join(row)[:80]!r} is no `file name,class`: give both, "
                 "the class as the name of its folder in train/"
             )
-        name = row[0].replace("\\", "/").rsplit("/", 1)[-1]
+        name = _base(row[0])
         if listed.setdefault(name, row[1]) != row[1]:
             raise FolderError(
                 f"--val-labels {path}, line {number}: {name!r} is of class {row[1]!r} here and of class "
@@ -95,9 +95,14 @@ def _rows(path: str) -> list[tuple[int, list[str]]]:
 
 
 def _is_header(row: Sequence[str], classes: Mapping[str, int], files: set[str]) -> bool:
-    if len(row) < 2 or row[0] in files or _class_of(row[1], classes) is not None:
+    if len(row) < 2 or _class_of(row[1], classes) is not None:
         return False
-    return not any(os.path.splitext(file)[0] == row[0] for file in files)
+    return not any(_base(row[0]) in (file, os.path.splitext(file)[0]) for file in files)
+
+
+def _base(name: str) -> str:
+    """The last part of a path of either kind."""
+    return name.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _class_of(text: str, classes: Mapping[str, int]) -> int | None:

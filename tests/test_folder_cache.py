@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 from pathlib import Path
@@ -23,7 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = make_folder(tmp_path / "set", train=3, val=2, size=8)
     write_image(made / "train/a/below/x.jpg", size=8)
     (made / "train/a/notes.txt").touch()
-    (made / os.fsdecode(b"val/b/caf\xe9.jpg")).touch()
+    with contextlib.suppress(OSError):  # not every file system takes names that are no UTF-8
+        (made / os.fsdecode(b"val/b/caf\xe9.jpg")).touch()
     return made
 
 
@@ -177,8 +179,7 @@ def test_a_failed_write_leaves_nothing_behind(folder: Path, monkeypatch: pytest.
     assert list(cache_file(f"{folder}/train").parent.iterdir()) == []
 
 
-def test_an_unreadable_link_target_is_listed_anew(folder: Path):
-    """A folder that vanished since is no error of the cache's but a folder that is no longer there."""
+def test_a_folder_that_vanished_since_is_listed_anew(folder: Path):
     outside = folder.parent / "outside"
     write_image(outside / "x.jpg", size=8)
     os.symlink(outside, folder / "train/a/more")

@@ -110,6 +110,13 @@ def test_a_class_that_train_has_not_is_refused_with_an_example(listed):
     assert "such as 'n01440764'" in message
 
 
+@pytest.mark.parametrize("name", [FILES[0], STEMS[0], f"val/{FILES[0]}"])
+def test_a_first_line_about_an_image_is_no_header(listed, name: str):
+    assert "'class of ILSVRC2012_val_00000001.JPEG'" in sentence(
+        listed, f"{name},class\n" + rows()[len(FILES[0]) + 11 :]
+    )
+
+
 def test_images_without_a_line_are_refused_with_examples(listed):
     message = sentence(listed, rows().splitlines()[0])
     assert "no line for 2 of 3 images of " in message

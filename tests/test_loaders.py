@@ -189,7 +189,7 @@ def test_shares_of_validation_cover_the_labels(val_set: FolderDataset):
 
 def test_an_unreadable_image_is_named_with_its_class(folder: Path, train_set: FolderDataset, tmp_path: Path):
     index, _ = scan_data_dir(str(make_folder(tmp_path, train=1, val=1, size=8)))
-    Path(index.paths[1]).write_bytes(b"not an image")
+    Path(index.name(1)).write_bytes(b"not an image")
     broken = FolderDataset(index, ValTransform(8, 8, "bilinear"))
     with pytest.raises(RuntimeError, match=r"cannot read .*train/b/000.jpg \(class b\)"):
         broken[0, 1]
