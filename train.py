@@ -32,7 +32,8 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
-    folder_set = group.on_main(lambda: scan_folder(start.config.data_dir))
+    asked = start.config
+    folder_set = group.on_main(lambda: scan_folder(asked.data_dir, asked.val_labels, asked.class_map, asked.rescan))
     config, notices = environment.resolve_config(
         start.config, group.device, group.ranks, folder_set and len(folder_set[0].classes), start.saved_resolved
     )
@@ -65,13 +66,13 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     return finish.evaluate(engine, val) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
-def scan_folder(data_dir: str | None) -> Any:
+def scan_folder(data_dir: str | None, val_labels: str | None, class_map: str | None, rescan: bool) -> Any:
     """Index DIR/train and DIR/val; None without a folder. Raises UserError."""
     from data.folder import FolderError, scan_data_dir
     from trainer.errors import UserError
 
     try:
-        return scan_data_dir(data_dir) if data_dir else None
+        return data_dir and scan_data_dir(data_dir, val_labels=val_labels, class_map=class_map, rescan=rescan)
     except FolderError as error:
         raise UserError(str(error)) from error
 

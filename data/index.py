@@ -21,6 +21,27 @@ class Names:
         np.cumsum([len(item) for item in encoded], out=self._offsets[1:])
         self._buffer = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
+    @classmethod
+    def from_arrays(cls, buffer: np.ndarray, offsets: np.ndarray) -> Names:
+        """The strings whose ``arrays()`` these are. Raises ValueError where the two do not belong together."""
+        fits = buffer.dtype == np.uint8 and offsets.dtype == np.int64 and buffer.ndim == offsets.ndim == 1
+        if not (
+            fits and len(offsets) and offsets[0] == 0 and offsets[-1] == len(buffer) and (np.diff(offsets) >= 0).all()
+        ):
+            raise ValueError("these offsets are not the buffer's")
+        names = cls(())
+        names._buffer, names._offsets = buffer, offsets
+        return names
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of all strings (B,) uint8 and where each starts and the last one ends (N + 1,) int64."""
+        return self._buffer, self._offsets
+
+    def since(self, first: int) -> Names:
+        """The strings from number ``first`` on; shares their bytes."""
+        start = self._offsets[first]
+        return Names.from_arrays(self._buffer[start:], self._offsets[first:] - start) if first else self
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 

@@ -12,6 +12,14 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing a test lists is kept in the cache folder of whoever runs it; processes that a test starts inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """``train.main`` in this process, in ``tmp_path``: a small run on made-up images unless told otherwise."""

@@ -155,6 +155,20 @@ def test_data_dir_is_absolute_and_knows_the_home_folder(monkeypatch: pytest.Monk
         assert request.config.data_dir == request.given["data_dir"] == str(tmp_path / "images")
 
 
+def test_files_about_the_folder_are_absolute_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    request = parse(["images", "--val-labels", "val.csv", "--class-map", "~/map.json"])
+    paths = {key: str(tmp_path / name) for key, name in [("val_labels", "val.csv"), ("class_map", "map.json")]}
+    assert {key: getattr(request.config, key) for key in paths} == paths
+    assert {key: request.given[key] for key in paths} == paths
+
+
+def test_a_resumed_run_may_name_a_label_file_for_the_checkpoints_folder() -> None:
+    given = parse(["--resume", "last.pt", "--val-labels", "/val.csv"]).given
+    assert merge_with_checkpoint(given, {"data_dir": "/images"}).val_labels == "/val.csv"
+
+
 def test_parse_reads_the_command_line_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "-b", "7"])
     assert parse().config.batch_size == 7
@@ -186,6 +200,12 @@ def test_a_checkpoint_never_fills_the_settings_of_one_start() -> None:
         ({"synthetic": True}, "/images", {"data_dir": "/images"}),
         ({"data_dir": "/images"}, "--synthetic", {"synthetic": True}),
         ({"data_dir": "/images"}, "--synthetic false", {"data_dir": "/images"}),
+        (
+            {"data_dir": "/images", "val_labels": "/val.csv", "class_map": "/map.json"},
+            "--synthetic",
+            {"synthetic": True},
+        ),
+        ({"data_dir": "/images", "class_map": "/map.json"}, "/set", {"data_dir": "/set", "class_map": "/map.json"}),
         ({"pretrained": True}, "--weights a.pt", {"weights": "a.pt"}),
         ({"weights": "a.pt"}, "--pretrained", {"pretrained": True}),
         ({"lr_milestones": (3.0,)}, "--lr-step-size 2", {"lr_step_size": 2.0}),

@@ -109,6 +109,12 @@ def test_impossible_pair_names_the_flag(settings: dict[str, Any], flag: str) -> 
             TrainConfig(**{key: value})  # each alone is fine
 
 
+@pytest.mark.parametrize("key", ["val_labels", "class_map"])
+def test_a_file_about_the_folder_needs_the_folder(key: str) -> None:
+    assert sentence(**{key: "/file"}).startswith(f"{flag_of(key)} '/file' ")
+    TrainConfig(**{key: "/file"}, data_dir="/images")
+
+
 @pytest.mark.parametrize("settings", POSSIBLE)
 def test_limits_are_allowed(settings: dict[str, Any]) -> None:
     config = TrainConfig(**settings)

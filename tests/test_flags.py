@@ -40,8 +40,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--max-image-pixels", "1000", 1000, None),
     ("--bad-images", "skip", "skip", "fail"),
     ("--max-bad-images", "2.5%", "2.5%", None),
-    ("--val-labels", "val.csv", "val.csv", None),
-    ("--class-map", "classes.json", "classes.json", None),
+    ("--val-labels", "/val.csv", "/val.csv", None),
+    ("--class-map", "/classes.json", "/classes.json", None),
     ("--rescan", "true", True, False),
     ("--check-data", "full", "full", None),
     ("--bench-data", "20", 20, None),
@@ -93,6 +93,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
 ]
 # Each is refused without the other.
 PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}
+NEEDS_DIR = ("val_labels", "class_map")
 # Flags that are no setting: where the settings come from, the launchers' rank, and --amp, a spelling of O1.
 NO_SETTING = [("--config -c", "config"), ("--local-rank --local_rank", "local_rank"), ("--amp", "opt_level")]
 
@@ -115,9 +116,10 @@ def test_flag_has_its_spellings_and_default(spellings: str, text: Any, typed: An
     assert DEFAULTS[key] == default
     assert type(DEFAULTS[key]) is type(default)
     assert getattr(parse([]).config, key) == default
+    folder = {"data_dir": "/images"} if key in NEEDS_DIR else {}
     for flag in spellings.split():
-        request = parse([flag, *words(text)])
-        assert dict(request.given) == {key: typed}
+        request = parse([flag, *words(text), *folder.values()])
+        assert dict(request.given) == {key: typed, **folder}
         assert getattr(request.config, key) == typed
         assert type(getattr(request.config, key)) is type(typed)
 

@@ -30,7 +30,7 @@ def test_make_photos_writes_class_folders(tmp_path: Path, capsys: pytest.Capture
     assert (len(train), len(val), train.classes) == (4, 2, ("class000", "class001"))
     assert not train.ignored
     assert sorted(path.name for path in (tmp_path / "new" / "p").iterdir()) == ["train", "val"]
-    for path in [*train.paths, *val.paths]:
+    for path in [index.name(number) for index in (train, val) for number in range(len(index))]:
         with Image.open(path) as image:
             assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
     assert "4 training and 2 validation photos" in capsys.readouterr().out

@@ -121,6 +121,9 @@ def _check_data_flags(config: TrainConfig) -> None:
         raise UserError("--train-shards and --val-shards come together: give both")
     if config.train_shards and (config.data_dir or config.synthetic):
         raise UserError("--train-shards and --val-shards stand in place of DIR and --synthetic: give one of them")
+    for key in ("val_labels", "class_map"):
+        if getattr(config, key) and not config.data_dir and not config.resume:  # a checkpoint may bring the DIR
+            raise UserError(f"{flag_of(key)} {getattr(config, key)!r} is about the images of DIR: give DIR too")
     if config.check_data and config.bench_data:
         raise UserError("--check-data and --bench-data each end the run: give one of them")
 

@@ -24,12 +24,13 @@ from trainer.flags import GROUPS, ROWS, Row
 _NUMBER = r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE)
 _FLAGS = tuple(flag for row in ROWS for flag in row.flags)
+_PATHS = ("data_dir", "val_labels", "class_map")  # absolute, so that a run resumed from elsewhere finds them
 _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("data_dir", _ANY, ("synthetic", "train_shards", "val_shards")),
-    ("train_shards", _ANY, ("synthetic", "data_dir")),
-    ("synthetic", _ANY, ("data_dir", "train_shards", "val_shards")),
+    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels", "class_map")),
+    ("synthetic", _ANY, ("data_dir", "val_labels", "class_map", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),
     ("lr_milestones", _ANY, ("lr_step_size",)),
@@ -59,8 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     from_file = {} if config_file is None else read_config_file(config_file)
     given = _overlay(from_file, _typed(flags, from_file))
     config = _build(given)
-    if "data_dir" in given:
-        given["data_dir"] = config.data_dir
+    given.update({key: getattr(config, key) for key in _PATHS if key in given})
     return Request(config, given)
 
 
@@ -227,8 +227,9 @@ def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 def _build(given: Mapping[str, Any]) -> TrainConfig:
     values = dict(given)
-    if values.get("data_dir"):
-        values["data_dir"] = os.path.abspath(os.path.expanduser(values["data_dir"]))
+    for key in _PATHS:
+        if values.get(key):
+            values[key] = os.path.abspath(os.path.expanduser(values[key]))
     if values.get("weights") and os.path.isfile(values["weights"]):
         values["weights"] = os.path.abspath(values["weights"])
     try:
