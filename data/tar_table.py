@@ -90,7 +90,8 @@ def _members(file: BinaryIO, shard: str, size: int) -> Iterator[tarfile.TarInfo]
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header
-                if member.size < 0 or member.offset_data + member.size > size:
+                # A sparse file's size is that of its holes too; it is refused by its kind.
+                if not member.issparse() and (member.size < 0 or member.offset_data + member.size > size):
                     raise FolderError(f"{damaged} ({member.name} goes on beyond its end): write or copy it again")
                 yield member
     except FolderError:

@@ -6,6 +6,8 @@ import io
 import multiprocessing
 import os
 import pickle
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,6 +156,21 @@ def test_members_that_could_reach_elsewhere_are_refused(tmp_path: Path, member: 
     message = refused(shard)
     assert message.startswith(f"{shard} holds '{member.name if isinstance(member, tarfile.TarInfo) else member[0]}', ")
     assert sorted(os.listdir(tmp_path)) == ["w.tar"]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar program")
+def test_tars_of_the_tar_program(tmp_path: Path) -> None:
+    (tmp_path / "set/a").mkdir(parents=True)
+    (tmp_path / "set/a/1.jpg").write_bytes(b"a1")
+    for name, flags in (("plain", ["."]), ("posix", ["--format=posix", "a"]), ("blocks", ["-b", "512", "a"])):
+        subprocess.run(["tar", "-C", tmp_path / "set", "-cf", tmp_path / f"{name}.tar", *flags], check=True, timeout=60)
+        train, _ = open_shards(*[str(tmp_path / f"{name}.tar")] * 2)
+        assert content(train) == [("a", "a/1.jpg", b"a1")]
+    with open(tmp_path / "set/a/2.jpg", "wb") as file:
+        file.truncate(1 << 24)
+    subprocess.run(["tar", "-C", tmp_path / "set", "--sparse", "-cf", tmp_path / "s.tar", "a"], check=True, timeout=60)
+    if (tmp_path / "s.tar").stat().st_size < 1 << 24:  # else the file system keeps no holes
+        assert "holds 'a/2.jpg', a sparse file" in refused(str(tmp_path / "s.tar"))
 
 
 def test_a_directory_named_as_an_image_is_none(tmp_path: Path) -> None:
@@ -310,6 +327,46 @@ def test_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "bad.tar is damaged" in refused("memory://bucket/bad.tar")
     monkeypatch.setattr(shards, "open_shard", None)  # the second start lists nothing
     assert len(open_shards(pattern, pattern)[0]) == 3
+
+
+def test_a_remote_place_with_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3 and https have: its connections do not outlive a fork, and its errors need be no OSError."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.asyn import AsyncFileSystem
+
+    files = {"bucket/t-0.tar": tar_bytes(TWO), "bucket/t-1.tar": tar_bytes([("a/2.jpg", b"a2")])}
+
+    class Remote(AsyncFileSystem):  # type: ignore[misc]
+        protocol = "toy"
+
+        async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+            if path not in files:
+                raise FileNotFoundError(path)
+            return {"name": path, "size": len(files[path]), "type": "file", "ETag": str(hash(files[path]))}
+
+        async def _cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
+            if path not in files:
+                raise LookupError("no such key")
+            return files[path][start:end]
+
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+            return io.BytesIO(files[path])
+
+    fsspec.register_implementation("toy", Remote, clobber=True)
+    pattern = "toy://bucket/t-{0..1}.tar"
+    train, _ = open_shards(pattern, pattern)
+    assert train.read(0) == b"a1"
+    assert in_children(train, [[1, 2], [2, 0]]) == [[b"a2", b"b1"], [b"b1", b"a1"]]
+    seen = listings(monkeypatch)
+    open_shards(pattern, pattern)
+    assert seen == []
+    files["bucket/t-1.tar"] = tar_bytes([("a/3.jpg", b"a3")])
+    assert open_shards(pattern, pattern)[0].read(1) == b"a3"
+    assert seen == ["toy://bucket/t-1.tar"]
+    del files["bucket/t-1.tar"]
+    with pytest.raises(OSError, match="cannot read toy://bucket/t-1.tar .LookupError: no such key"):
+        train.read(1)
+    assert "1 of the 2 shards" in refused(pattern)
 
 
 def in_children(index: ShardIndex, orders: list[list[int]]) -> list[list[bytes]]:
