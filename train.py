@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.cli import Request, parse
-from trainer.config import pick
+from trainer.config import TrainConfig, pick
 from trainer.exits import Session, run_to_exit_code
 
 
@@ -32,12 +32,11 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
-    asked = start.config
-    folder_set = group.on_main(lambda: scan_folder(asked.data_dir, asked.val_labels, asked.class_map, asked.rescan))
+    indexes = group.on_main(lambda: find_images(start.config))
     config, notices = environment.resolve_config(
-        start.config, group.device, group.ranks, folder_set and len(folder_set[0].classes), start.saved_resolved
+        start.config, group.device, group.ranks, indexes and len(indexes[0].classes), start.saved_resolved
     )
-    sources = open_sources(folder_set, pick(DataOptions, config))
+    sources = open_sources(indexes, pick(DataOptions, config))
     classes, sizes = sources[0].classes, {"train": len(sources[0]), "val": len(sources[1])}
     resume.check_classes(start, config, classes)
 
@@ -66,13 +65,14 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     return finish.evaluate(engine, val) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
-def scan_folder(data_dir: str | None, val_labels: str | None, class_map: str | None, rescan: bool) -> Any:
-    """Index DIR/train and DIR/val; None without a folder. Raises UserError."""
-    from data.folder import FolderError, scan_data_dir
+def find_images(config: TrainConfig) -> Any:
+    """The indexes of both splits; None without DIR or shards. Raises UserError."""
+    from data.build import IndexOptions, open_indexes
+    from data.folder import FolderError
     from trainer.errors import UserError
 
     try:
-        return data_dir and scan_data_dir(data_dir, val_labels=val_labels, class_map=class_map, rescan=rescan)
+        return open_indexes(pick(IndexOptions, config))
     except FolderError as error:
         raise UserError(str(error)) from error
 

@@ -8,14 +8,28 @@ from data.augment import build_augment
 from data.dataset import ImageDataset
 from data.decode import Decoder
 from data.feed import FeedOptions
+from data.folder import scan_data_dir
 from data.index import SampleIndex
 from data.loaders import HostOptions, OnBad, Source, TrainLoader, ValLoader
 from data.mixing import Mixer
 from data.sampler import StepSampler
+from data.shards import open_shards
 from data.synthetic import build_synthetic
 from data.transforms import TrainTransform, ValTransform
 
 WORKER_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Where the encoded images are: a folder, or tar files, or neither."""
+
+    data_dir: str | None
+    val_labels: str | None
+    class_map: str | None
+    train_shards: str | None
+    val_shards: str | None
+    rescan: bool
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,17 @@ class LoaderOptions:
     mixup: float
     cutmix: float
     num_classes: int
+
+
+def open_indexes(options: IndexOptions) -> tuple[SampleIndex, SampleIndex] | None:
+    """Training and validation images of a folder or of tar files; None without either. Raises FolderError."""
+    if options.train_shards and options.val_shards:
+        return open_shards(options.train_shards, options.val_shards, options.rescan)
+    if options.data_dir is None:
+        return None
+    return scan_data_dir(
+        options.data_dir, val_labels=options.val_labels, class_map=options.class_map, rescan=options.rescan
+    )
 
 
 def open_sources(indexes: tuple[SampleIndex, SampleIndex] | None, options: DataOptions) -> tuple[Source, Source]:

@@ -16,6 +16,7 @@ WITHOUT_TORCH = (
     "trainer.cli",
     "trainer.coerce",
     "trainer.config",
+    "trainer.config_file",
     "trainer.errors",
     "trainer.flags",
 )

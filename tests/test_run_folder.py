@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.cli import read_config_file
 from trainer.config import KEYS, NOT_IN_FILE, TrainConfig
+from trainer.config_file import read_config_file
 from trainer.errors import UserError
 from trainer.run_folder import (
     LAST,

@@ -6,25 +6,30 @@ Command line over file over default. Unknown keys, wrong types and impossible pa
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer.checks import flag_of
-from trainer.coerce import FALSE_WORDS, NONE_WORDS, TRUE_WORDS, coerce, is_bool, may_be_none, shown
+from trainer.coerce import FALSE_WORDS, NONE_WORDS, TRUE_WORDS, is_bool, may_be_none, nearest, shown, typed
 from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig
+from trainer.config_file import read_config_file
 from trainer.errors import UserError
 from trainer.flags import GROUPS, ROWS, Row
 
 _NUMBER = r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE)
 _FLAGS = tuple(flag for row in ROWS for flag in row.flags)
-_PATHS = ("data_dir", "val_labels", "class_map")  # absolute, so that a run resumed from elsewhere finds them
+_PATHS = (
+    "data_dir",
+    "val_labels",
+    "class_map",
+    "train_shards",
+    "val_shards",
+)  # absolute, so that a run resumed from elsewhere finds them
 _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
@@ -58,46 +63,15 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     flags.pop("local_rank", None)
     _take_positional(flags, extras, folders)
     from_file = {} if config_file is None else read_config_file(config_file)
-    given = _overlay(from_file, _typed(flags, from_file))
+    given = _overlay(from_file, typed(flags, from_file))
     config = _build(given)
     given.update({key: getattr(config, key) for key in _PATHS if key in given})
     return Request(config, given)
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """Read a YAML file of canonical keys into typed values."""
-    import yaml
-
-    where = f"--config {shown(path)}"
-    try:
-        with open(path, encoding="utf-8") as stream:
-            content = yaml.safe_load(stream)
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}{_nearby(path)}") from None
-    except (
-        Exception
-    ) as error:  # not YAMLError alone: a date like 2026-99-99, `!!bool maybe` or deep nesting raise others
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{where} is no readable YAML: {reason[:300]}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"{where} must hold `key: value` lines, found a {type(content).__name__}")
-    for key in content:
-        if key not in KEYS:
-            name = shown(key)
-            canonical = next((row.key for row in ROWS if f"--{name[1:-1].replace('_', '-')}" in row.flags), None)
-            hint = f"; it is spelled {canonical} here" if canonical else _nearest(name[1:-1], KEYS)
-            raise UserError(f"{where}: unknown key {name}{hint}")
-    try:
-        return _typed(content)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
 def merge_with_checkpoint(given: Mapping[str, Any], saved: Mapping[str, Any]) -> TrainConfig:
     """A resumed run's settings: what is given now wins, the checkpoint's value stands otherwise."""
-    inherited = _typed({key: value for key, value in saved.items() if key in KEYS and key not in PER_START})
+    inherited = typed({key: value for key, value in saved.items() if key in KEYS and key not in PER_START})
     return _build(_overlay(inherited, given))
 
 
@@ -207,15 +181,6 @@ def _take_positional(flags: dict[str, Any], extras: list[str], folders: list[str
         flags["data_dir"] = folders[0]
 
 
-def _typed(raw: Mapping[str, Any], below: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Typed values of one source of settings; ``below`` is the source that this one wins over."""
-    values = {key: coerce(key, value) for key, value in raw.items()}
-    if str(raw.get("lr_schedule")).lower() == "steplr" and not values.get("lr_milestones"):
-        # torchvision's reference drops every 30 epochs unless told.
-        values.setdefault("lr_step_size", (below or {}).get("lr_step_size") or 30.0)
-    return values
-
-
 def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``, less what ``above`` excludes."""
     dropped: set[str] = set()
@@ -228,7 +193,7 @@ def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 def _build(given: Mapping[str, Any]) -> TrainConfig:
     values = dict(given)
     for key in _PATHS:
-        if values.get(key):
+        if values.get(key) and "://" not in values[key]:
             values[key] = os.path.abspath(os.path.expanduser(values[key]))
     if values.get("weights") and os.path.isfile(values["weights"]):
         values["weights"] = os.path.abspath(values["weights"])
@@ -242,18 +207,4 @@ def _build(given: Mapping[str, Any]) -> TrainConfig:
 def _unknown_flag(token: str) -> UserError:
     name = token.split("=")[0]
     written = name if name.isprintable() and len(name) <= 80 else shown(name)
-    return UserError(f"unknown flag {written}{_nearest(name, _FLAGS)}", True)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; the nearest known one is {matches[0]}" if matches else "; see train.py --help"
-
-
-def _nearby(path: str) -> str:
-    folder = Path(path).parent
-    try:
-        names = sorted(entry.name for entry in folder.glob("*.y*ml"))
-    except (OSError, ValueError):
-        return ""
-    return f"; {shown(str(folder))} holds {', '.join(map(shown, names[:8]))}" if names else ""
+    return UserError(f"unknown flag {written}{nearest(name, _FLAGS)}", True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.checks import flag_of
@@ -44,6 +46,15 @@ def coerce(key: str, value: Any) -> Any:
     raise UserError(f"{flag_of(key)} needs {_kind(key, options)}, got {shown(value)}", True)
 
 
+def typed(raw: Mapping[str, Any], below: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Typed values of one source of settings; ``below`` is the source that this one wins over."""
+    values = {key: coerce(key, value) for key, value in raw.items()}
+    if str(raw.get("lr_schedule")).lower() == "steplr" and not values.get("lr_milestones"):
+        # torchvision's reference drops every 30 epochs unless told.
+        values.setdefault("lr_step_size", (below or {}).get("lr_step_size") or 30.0)
+    return values
+
+
 def is_bool(key: str) -> bool:
     return _HINTS[key] in (bool, bool | None)
 
@@ -58,6 +69,12 @@ def shown(value: Any) -> str:
         return _REPR.repr(value)
     except ValueError:  # Python writes no whole number of more than 4300 digits
         return "a number of thousands of digits"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The known name most like ``name``, as the end of a sentence."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; the nearest known one is {matches[0]}" if matches else "; see train.py --help"
 
 
 def _coerce_to(option: Any, value: Any) -> Any:

@@ -123,6 +123,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether images come from a folder or from tar files; they are made up otherwise."""
+        return bool(self.data_dir or self.train_shards)
+
     def replace(self, **changes: Any) -> TrainConfig:
         return dataclasses.replace(self, **changes)
 

@@ -67,7 +67,7 @@ def resolve_config(
         of_weights = preset.num_classes if config.evaluate else None
         config = _resolve_run(config, device, ranks, folder_classes, of_weights)
         processes, cores = (config.workers or 0) * ranks.local_world_size, usable_cores()
-        if config.data_dir and processes > cores:
+        if config.has_files and processes > cores:
             notices.append(
                 f"note: {processes} loader processes on {cores} usable cores: more than one a core gains nothing"
             )
@@ -81,7 +81,7 @@ def resolve_config(
 
 def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
     pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
-    if config.data_dir:
+    if config.has_files:
         pinned.pop("num_classes", None)  # the folder says it; resume.check_classes compares
     if config.image_size not in (None, saved.get("image_size")):
         pinned.pop("val_image_size", None)  # both follow the image size
@@ -102,15 +102,15 @@ def _resolve_run(
 ) -> TrainConfig:
     if config.num_classes and folder_classes and config.num_classes < folder_classes:
         raise UserError(
-            f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir}/train"
+            f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir or config.train_shards}"
         )
     if config.sync_bn and device.type != "cuda":
         raise UserError("--sync-bn needs CUDA: torch has no synchronized batch norm for a CPU; drop the flag")
     return config.replace(
-        synthetic=config.data_dir is None,
+        synthetic=not config.has_files,
         device=device.type,
         num_classes=config.num_classes or folder_classes or of_weights or 1000,
-        epochs=config.epochs or (90 if config.data_dir else 1),
+        epochs=config.epochs or (90 if config.has_files else 1),
         workers=max(1, min(4, usable_cores() // ranks.local_world_size)) if config.workers is None else config.workers,
         val_batch_size=config.val_batch_size or config.batch_size,
     )

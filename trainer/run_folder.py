@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import read_config_file
 from trainer.config import DEFAULTS, KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
+from trainer.config_file import read_config_file
 from trainer.errors import UserError
 
 RUNS = "runs"

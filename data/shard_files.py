@@ -1,0 +1,227 @@
+"""Tar files by pattern, path or URL: which there are, what marks their content, and bytes out of them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, BinaryIO, cast
+
+from data.folder import FolderError
+
+MOST_OPEN = 16  # local files a process holds open
+_MOST_FILES = 100_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
+# What file systems call the mark that changes with a file's content.
+_MARKS = (
+    "etag",
+    "md5hash",
+    "md5",
+    "crc32c",
+    "generation",
+    "mtime",
+    "lastmodified",
+    "last_modified",
+    "updated",
+    "created",
+)
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec must open it."""
+    return "://" in path or "::" in path
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """The tar files a shell-like pattern stands for: ``{000..099}``, ``{a,b}``, ``*``, ``?`` and ``[...]``.
+
+    Braces keep their order, what a glob finds is sorted. Raises FolderError where a named file is missing, a pattern
+    matches nothing, or the place cannot be listed.
+    """
+    pattern = pattern.removeprefix("file://")
+    if not is_url(pattern) and os.path.isfile(pattern):
+        return [pattern]
+    found: list[str] = []
+    missing: list[str] = []
+    named = _expand_braces(pattern)
+    for item in named:
+        files = _remote_files(item) if is_url(item) else _local_files(os.path.expanduser(item))
+        found += files
+        if not files:
+            missing.append(item)
+    if len(missing) == len(named):
+        raise FolderError(
+            f"no tar file matches {pattern}: give a pattern such as DIR/train-{{000..099}}.tar or DIR/*.tar"
+        )
+    if missing:
+        raise FolderError(
+            f"{len(missing)} of the {len(named)} shards of {pattern} are missing, first {missing[0]}: add them or change the pattern"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Every text a pattern's braces stand for; braces that hold neither a list nor a range stay as they are."""
+    for braces in _BRACES.finditer(pattern):
+        inside = braces[1]
+        if numbers := _RANGE.fullmatch(inside):
+            first, last = int(numbers[1]), int(numbers[2])
+            if abs(last - first) >= _MOST_FILES:
+                raise FolderError(f"{pattern} stands for more than {_MOST_FILES} files: narrow its range")
+            padded = any(len(number) > 1 and number[0] == "0" for number in numbers.groups())
+            width = max(map(len, numbers.groups())) if padded else 0
+            step = 1 if last >= first else -1
+            choices = [f"{number:0{width}d}" for number in range(first, last + step, step)]
+        elif "," in inside:
+            choices = inside.split(",")
+        else:
+            continue
+        texts = []
+        for choice in choices:
+            texts += _expand_braces(pattern[: braces.start()] + choice + pattern[braces.end() :])
+            if len(texts) > _MOST_FILES:
+                raise FolderError(f"{pattern} stands for more than {_MOST_FILES} files: narrow its range")
+        return texts
+    return [pattern]
+
+
+def _local_files(path: str) -> list[str]:
+    if os.path.isdir(path):
+        raise FolderError(f"{path} is a folder: name its tar files, such as {os.path.join(path, '*.tar')}")
+    if os.path.isfile(path):
+        return [path]
+    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+
+
+def _remote_files(url: str) -> list[str]:
+    # A question mark starts the query of a web address.
+    magic = "*[" if url.startswith(("http://", "https://")) else "*[?"
+    fs, path = _connect(url)
+    try:
+        if not any(sign in url for sign in magic):
+            return [url] if fs.exists(path) else []
+        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
+    except Exception as error:  # each driver has errors of its own
+        raise FolderError(f"cannot list {url} ({_reason(error)}): check address, access and network") from error
+
+
+def _connect(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL and the path in it. Raises FolderError where no driver is installed."""
+    try:
+        import fsspec
+
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
+    except Exception as error:
+        raise FolderError(
+            f"cannot open {url} ({_reason(error)}): install the driver, or correct the address"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def size_and_mark(url: str) -> tuple[int, str]:
+    """A shard's bytes and a text that changes with its content; "" where the file system has none.
+
+    Raises FolderError where it cannot be asked.
+    """
+    try:
+        if not is_url(url):
+            status = os.stat(url)
+            return status.st_size, str(status.st_mtime_ns)
+        fs, path = _connect(url)
+        info = {str(key).lower(): value for key, value in fs.info(path).items()}
+    except FolderError:
+        raise
+    except Exception as error:
+        raise FolderError(f"cannot open {url} ({_reason(error)}): check address, access and network") from error
+    if not isinstance(info.get("size"), int):
+        raise FolderError(
+            f"{url} has no known size, so it cannot be read at random: copy it to a place that tells sizes"
+        )
+    return int(info["size"]), next((f"{key}={info[key]}" for key in _MARKS if info.get(key)), "")
+
+
+def open_shard(url: str) -> BinaryIO:
+    """The whole shard as a seekable file. Raises OSError and what drivers raise."""
+    if not is_url(url):
+        return open(url, "rb")
+    fs, path = _connect(url)
+    return cast(BinaryIO, fs.open(path, "rb"))
+
+
+class _LocalFile:
+    """A file descriptor that closes itself when nobody uses it any more."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size and (part := os.pread(self._descriptor, size, offset)):  # one call gives 2 GiB at the most
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return b"".join(parts)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class _Opened:
+    """What one process has open."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.lock = threading.Lock()
+        self.local: OrderedDict[str, _LocalFile] = OrderedDict()
+        self.remote: dict[str, tuple[Any, str]] = {}
+
+    def read(self, url: str, offset: int, size: int) -> bytes:
+        if is_url(url):
+            if url not in self.remote:
+                self.remote[url] = _connect(url)
+            fs, path = self.remote[url]
+            return cast(bytes, fs.cat_file(path, start=offset, end=offset + size))
+        with self.lock:
+            file = self.local.pop(url, None) or _LocalFile(url)
+            self.local[url] = file
+            while len(self.local) > MOST_OPEN:
+                self.local.popitem(last=False)
+        return file.read(offset, size)
+
+
+class ShardReader:
+    """Bytes out of shards by number and offset; safe in forked processes and in threads.
+
+    Local files are opened when first read and read with ``pread``, which leaves no position that processes could share;
+    remote ones are asked for one range a read. A pickle holds the names alone.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.urls = tuple(urls)
+        self._opened = _Opened()
+
+    def __reduce__(self) -> tuple[type[ShardReader], tuple[tuple[str, ...]]]:
+        return type(self), (self.urls,)
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """``size`` bytes of shard number ``shard`` from byte ``offset`` on. Raises OSError, also for fewer bytes."""
+        url = self.urls[shard]
+        # After a fork: connections, and a lock that another thread may have held, belong to the parent.
+        if self._opened.process != os.getpid():
+            self._opened = _Opened()
+        try:
+            data = self._opened.read(url, offset, size) if size else b""
+        except OSError:
+            raise
+        except Exception as error:  # each driver has errors of its own; readers expect OSError
+            raise OSError(f"cannot read {url} ({_reason(error)})") from error
+        if len(data) != size:
+            raise OSError(f"{url} gave {len(data)} of {size} bytes at {offset}: it has changed since it was listed")
+        return data

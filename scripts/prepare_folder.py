@@ -1,0 +1,253 @@
+"""Resize all images below SRC once, into DST: the same folders, JPEGs whose shorter side is at most --short-side pixels.
+
+Everything is written as JPEG. Names stay, but a suffix other than .jpg or .jpeg becomes .jpg (x.png -> x.jpg; where that
+name is taken, x.png.jpg). Small baseline JPEGs are copied byte for byte. Resizing: the JPEG decoder's own halving, then
+Pillow's LANCZOS. The EXIF orientation and the ICC profile are kept, other metadata is not.
+
+SRC is only read. The same command again goes on where the last one stopped: files that are there and have the time of
+their source are skipped. Unreadable images are listed in DST/bad_images.txt, and the exit code is then 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_HOMES = (str(ROOT), str(ROOT / "scripts"), str(ROOT / "scripts" / "bench"))
+sys.path[:0] = [path for path in _HOMES if path not in sys.path]
+
+from common import Parser, at_least, note, run_to_exit_code  # noqa: E402
+from resize_image import Job, Outcome, WriteError, prepare  # noqa: E402
+
+from data.folder import SUFFIXES  # noqa: E402
+from trainer.errors import EXIT_BAD_DATA, EXIT_ERROR, EXIT_OK, RunError, UserError  # noqa: E402
+
+SETTINGS = ".prepared.json"  # in DST; hidden, so that no listing takes it for data
+BAD = "bad_images.txt"
+_JPEG = (".jpg", ".jpeg")
+_BATCH = 20_000  # files handed to the workers at once
+_SHOWN = 10  # bad files named on the terminal
+
+
+def list_images(source: Path) -> tuple[list[str], Counter[str]]:
+    """All image files below ``source`` as paths relative to it, sorted; what was left out, by kind."""
+    ignored: Counter[str] = Counter()
+    found: list[str] = []
+
+    def walk(folder: str, above: frozenset[str]) -> None:
+        real = os.path.realpath(source / folder)
+        if real in above:
+            return  # a link that leads back up
+        for entry in sorted(os.scandir(source / folder), key=lambda entry: entry.name):
+            path = os.path.join(folder, entry.name)
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if entry.name.startswith(".") or entry.name == "__MACOSX":
+                ignored["hidden"] += 1
+            elif entry.is_dir():
+                walk(path, above | {real})
+            elif suffix in SUFFIXES:
+                found.append(path)
+            else:
+                ignored[suffix or "no suffix"] += 1
+
+    walk("", frozenset())
+    return found, ignored
+
+
+def plan_names(names: Sequence[str]) -> list[str]:
+    """Each file's name below DST, all different, whatever order they are made in."""
+    wished = [name if name.lower().endswith(_JPEG) else os.path.splitext(name)[0] + ".jpg" for name in names]
+    wishes = Counter(wished)
+    taken = {name for name in names if name.lower().endswith(_JPEG)}
+    planned = []
+    for name, wish in zip(names, wished, strict=True):
+        if name != wish and wishes[wish] > 1:
+            wish = name + ".jpg"
+            while wish in taken or wish in wishes:
+                wish += ".jpg"
+            taken.add(wish)
+        planned.append(wish)
+    return planned
+
+
+def check_folders(source: Path, out: Path) -> None:
+    """Refuse a DST whose files could lie in SRC. Raises UserError."""
+    if not source.is_dir():
+        raise UserError(f"no folder {source}: SRC must hold the images")
+    here, there = os.path.realpath(source), os.path.realpath(out)
+    if os.path.commonpath([here, there]) in (here, there):
+        raise UserError(f"{out} and {source} lie one in the other: name a DST apart from SRC, which is never changed")
+
+
+def claim(out: Path, settings: dict[str, object]) -> None:
+    """Make DST, or see that it is the work of the same settings. Raises UserError, OSError."""
+    path = out / SETTINGS
+    if path.is_file():
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            old = {key: stored[key] for key in settings}
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{path} is damaged: name a new DST") from error
+        changed = [f"{key} {old[key]}" for key in settings if old[key] != settings[key]]
+        if changed:
+            raise UserError(f"{out} was made with {', '.join(changed)}: ask for the same, or name a new DST")
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} already holds other files: name a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(settings) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    unfinished = path.with_name(f".{path.name.lstrip('.')}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def make_folders(out: Path, names: Iterable[str]) -> None:
+    """The folders of all targets; a link in DST must not lead out of it. Raises UserError, OSError."""
+    root = os.path.realpath(out)
+    for folder in sorted({os.path.dirname(name) for name in names}):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        real = os.path.realpath(out / folder)
+        if real != os.path.join(root, folder).rstrip(os.sep):
+            raise UserError(f"{out / folder} leads to {real} by a link: remove it")
+
+
+def outcomes(jobs: Iterator[Job], workers: int) -> Generator[Outcome, None, None]:
+    """Do all jobs, in parallel with more than one worker; in the jobs' order. Raises WriteError, RunError."""
+    if workers == 1:
+        yield from map(prepare, jobs)
+        return
+    # Started afresh rather than forked: nothing of this process's threads and locks goes along.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _follow_parent)
+    try:
+        while some := list(islice(jobs, _BATCH)):  # all at once would hold a million jobs in memory
+            # Workers inherit the mask: Ctrl-C reaches all processes, and the first one alone acts on it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                results = pool.map(prepare, some, chunksize=max(1, min(16, len(some) // (4 * workers))))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            yield from results
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a worker was ended from outside, for lack of memory perhaps: start again, with fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """End a worker whose parent was killed: it would wait for work for ever."""
+    parent = parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(EXIT_ERROR)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def with_bar(items: Iterator[Outcome], total: int) -> Iterable[Outcome]:
+    """A progress bar where tqdm is installed and a person looks."""
+    if not sys.stderr.isatty():
+        return items
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    return tqdm(items, total=total, unit="image", smoothing=0.05)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the folder; 5 where images were bad. Raises UserError, RunError."""
+    source, out = Path(args.source), Path(args.out)
+    check_folders(source, out)
+    try:
+        names, ignored = list_images(source)
+        if not names:
+            raise UserError(f"no image below {source}: files must end in {', '.join(sorted(SUFFIXES))}")
+        targets = plan_names(names)
+        claim(out, {"source": os.path.realpath(source), "short_side": args.short_side, "quality": args.quality})
+        make_folders(out, targets)
+        if ignored:
+            note(f"left out: {', '.join(f'{count} {kind}' for kind, count in sorted(ignored.items()))}")
+        pairs = zip(names, targets, strict=True)
+        jobs = (Job(name, source / name, out / target, args.short_side, args.quality) for name, target in pairs)
+        with contextlib.closing(outcomes(jobs, args.workers or default_workers())) as done:
+            return report(out, with_bar(done, len(names)))
+    except OSError as error:
+        raise UserError(f"cannot prepare {out} ({error}): mend that and start again, it goes on") from error
+    except WriteError as error:
+        raise UserError(f"cannot write {error}: make room or allow it and start again, it goes on") from error
+
+
+def report(out: Path, done: Iterable[Outcome]) -> int:
+    """Count what is done, name the bad files here and in DST; the exit code."""
+    lines: list[str] = []
+    counts: Counter[str] = Counter()
+    before = after = 0
+    for outcome in done:
+        counts[outcome.state] += 1
+        before, after = before + outcome.before, after + outcome.after
+        if outcome.state == "bad":
+            lines.append("\t".join((outcome.name.replace("\n", "\\n"), outcome.reason)))
+    if lines:
+        write_text(out / BAD, "\n".join(lines) + "\n")
+        for line in lines[:_SHOWN]:
+            note("bad: " + line.replace("\t", ": ").encode("utf-8", "backslashreplace").decode())
+        note(f"all {len(lines)} bad images: {out / BAD}")
+    else:
+        (out / BAD).unlink(missing_ok=True)
+    shown = ", ".join(f"{counts[state]} {state}" for state in ("written", "copied", "skipped", "bad"))
+    print(f"{out}: {shown}; {before} bytes before, {after} after ({after / max(before, 1):.1%})")
+    return EXIT_BAD_DATA if lines else EXIT_OK
+
+
+def default_workers() -> int:
+    """The cores this process may use."""
+    from trainer.hardware import usable_cores  # brings torch, which the workers do without
+
+    return usable_cores()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("source", metavar="SRC", help="folder with images in any folders below; it is only read")
+    add("out", metavar="DST", help="new folder, or that of an earlier run of the same command")
+    add("--short-side", type=at_least(1), default=256, metavar="N", help="most pixels of the shorter side (256)")
+    add("--quality", type=at_least(1), default=92, metavar="Q", help="JPEG quality, 1 to 95 (92)")
+    add("--workers", type=at_least(1), metavar="N", help="processes (default: the usable cores)")
+    args = parser.parse_args(argv)
+    if args.quality > 95:
+        parser.error(f"--quality takes a number up to 95, got {args.quality}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare what ``argv`` (default: the command line) names; the exit code: 2 the user's mistake, 5 bad images."""
+    return run_to_exit_code("prepare_folder", lambda: run(parse(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""One image file -> a JPEG whose shorter side is at most so many pixels, for prepare_folder.py."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+ORIENTATION = 0x0112  # the EXIF tag
+_GAP = 2  # the JPEG decoder may shrink to this many times the asked size; what is left is for LANCZOS
+_PROFILES = {"RGB": b"RGB ", "L": b"GRAY"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file's work; the target's folder exists."""
+
+    name: str  # for the report
+    source: Path
+    target: Path
+    short_side: int
+    quality: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``state``: written, copied, skipped or bad (then with its ``reason``); bytes of source and target."""
+
+    name: str
+    state: str
+    before: int = 0
+    after: int = 0
+    reason: str = ""
+
+
+class WriteError(Exception):
+    """The target cannot be written: no fault of the image, and the next one would fare no better."""
+
+
+def prepare(job: Job) -> Outcome:
+    """Do a job unless its target is there already. Raises WriteError."""
+    try:
+        status = job.source.stat()
+        if _is_done(job.target, status.st_mtime_ns):
+            return Outcome(job.name, "skipped", status.st_size, job.target.stat().st_size)
+        content = job.source.read_bytes()
+        if not content:
+            raise ValueError("empty file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd EXIF data and of size, which is what we are here to reduce
+            new = shrink(content, job.short_side, job.quality)
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
+        _remove(job.target)
+        return Outcome(job.name, "bad", reason=_reason(error))
+    _write(job.target, content if new is None else new, status.st_mtime_ns)
+    state, after = ("copied", len(content)) if new is None else ("written", len(new))
+    return Outcome(job.name, state, len(content), after)
+
+
+def _reason(error: Exception) -> str:
+    """One line; the same in every run."""
+    if isinstance(error, UnidentifiedImageError):  # its text holds an address in memory
+        return "not an image, or of no kind that Pillow knows"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def shrink(content: bytes, short_side: int, quality: int) -> bytes | None:
+    """The JPEG to keep of an encoded image; None where it can stay as it is: a baseline JPEG, grey or RGB, small enough.
+
+    Resized with LANCZOS, after the JPEG decoder's own halving (Pillow's draft) down to twice the asked size. Grey stays
+    grey, everything else becomes RGB as in training. Pixels are not turned: the EXIF orientation is kept, and of the
+    rest of the metadata the ICC profile alone. Raises what Pillow raises.
+    """
+    with Image.open(io.BytesIO(content)) as image:
+        size = image.size
+        small = min(size) <= short_side
+        jpeg = image.format == "JPEG"
+        baseline = jpeg and image.mode in _PROFILES and not image.info.get("progressive")
+        if jpeg and not small:
+            image.draft(image.mode, _scaled(size, _GAP * short_side))
+        image.load()  # all pixels, so that a damaged file is found, and before the EXIF data: TIFF turns while it loads
+        if small and baseline:
+            return None
+        orientation = image.getexif().get(ORIENTATION)
+        profile = image.info.get("icc_profile") or b""
+        pixels: Image.Image = image if image.mode in _PROFILES else image.convert("RGB")
+        if not small:
+            pixels = pixels.resize(_scaled(size if jpeg else image.size, short_side), Image.Resampling.LANCZOS)
+        return _encode(pixels, quality, orientation, profile)
+
+
+def _scaled(size: tuple[int, int], short_side: int) -> tuple[int, int]:
+    """``size`` with its shorter side at ``short_side``."""
+    width, height = size
+    least = min(size)
+    return max(1, round(width * short_side / least)), max(1, round(height * short_side / least))
+
+
+def _encode(pixels: Image.Image, quality: int, orientation: object, profile: bytes) -> bytes:
+    exif = Image.Exif()
+    if orientation in range(2, 9):
+        exif[ORIENTATION] = orientation
+    # A profile of another colour space (CMYK's) says nothing about these pixels.
+    kept = profile if profile[16:20] == _PROFILES[pixels.mode] else None
+    file = io.BytesIO()
+    pixels.save(file, "JPEG", quality=quality, exif=exif, icc_profile=kept)
+    return file.getvalue()
+
+
+def _is_done(target: Path, source_time: int) -> bool:
+    """Whether ``target`` was written from the source as it is now: whole, as it was renamed, and with its time."""
+    try:
+        # Some file systems keep times to two seconds.
+        return abs(target.stat().st_mtime_ns - source_time) <= 2_000_000_000
+    except FileNotFoundError:
+        return False
+
+
+def _write(target: Path, content: bytes, time: int) -> None:
+    # The same name in every run, so that what a killed one left is replaced; short, as the target's may be at the limit.
+    digest = hashlib.sha256(target.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    unfinished = target.with_name(f".{digest}.unfinished")
+    try:
+        unfinished.write_bytes(content)
+        os.utime(unfinished, ns=(time, time))
+        os.replace(unfinished, target)
+    except OSError as error:
+        _remove(unfinished)
+        raise WriteError(f"{target} ({error.strerror or error})") from error
+    except BaseException:
+        _remove(unfinished)
+        raise
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"{path} ({error.strerror or error})") from error
