@@ -36,8 +36,10 @@ class DeviceFeed:
         self._mix = mix
         self._epoch = self._batch = 0
         self._options = options
-        self._mean = torch.tensor(options.mean, device=options.device).mul_(255).view(1, -1, 1, 1)
-        self._scale = torch.tensor(options.std, device=options.device).mul_(255).reciprocal_().view(1, -1, 1, 1)
+        scale = torch.tensor(options.std, dtype=torch.float64).mul(255).reciprocal()
+        shift = torch.tensor(options.mean, dtype=torch.float64).mul(-255).mul(scale)
+        self._scale, self._shift = (each.float().to(options.device) for each in (scale, shift))
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, epoch: int, batch: int) -> None:
         """Number the next batch: it decides what mixing draws."""
@@ -68,8 +70,19 @@ class DeviceFeed:
         return images, target
 
     def _normalise(self, images: Tensor) -> Tensor:
-        device, memory_format = self._options.device, self._options.memory_format
-        images = images.to(device, non_blocking=True)
-        normalised = torch.empty(images.shape, device=device, memory_format=memory_format)
-        torch.sub(images, self._mean, out=normalised)
-        return normalised.mul_(self._scale).to(self._options.dtype)
+        images = images.to(self._options.device, non_blocking=True)
+        images = images.to(torch.float32, memory_format=self._options.memory_format)
+        if self._options.memory_format is torch.channels_last:
+            # Whole rows of pixels against a row of constants: broadcast over the innermost three channels
+            # the same sum takes a CPU five times as long.
+            rows = images.permute(0, 2, 3, 1).view(-1, images.shape[3] * images.shape[1])
+            scale, shift = self._tables_of(images.shape[3])
+        else:
+            rows, scale, shift = images, self._scale.view(1, -1, 1, 1), self._shift.view(1, -1, 1, 1)
+        torch.addcmul(shift, rows, scale, out=rows)
+        return images.to(self._options.dtype)
+
+    def _tables_of(self, width: int) -> tuple[Tensor, Tensor]:
+        if width not in self._tables:
+            self._tables[width] = self._scale.repeat(width), self._shift.repeat(width)
+        return self._tables[width]
