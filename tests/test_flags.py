@@ -93,6 +93,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
 ]
 # Each is refused without the other.
 PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}
+# They work on a folder: refused without DIR.
+NEEDS_DIR = ("--check-data", "--bench-data")
 # Flags that are no setting: where the settings come from, the launchers' rank, and --amp, a spelling of O1.
 NO_SETTING = [("--config -c", "config"), ("--local-rank --local_rank", "local_rank"), ("--amp", "opt_level")]
 
@@ -116,8 +118,9 @@ def test_flag_has_its_spellings_and_default(spellings: str, text: Any, typed: An
     assert type(DEFAULTS[key]) is type(default)
     assert getattr(parse([]).config, key) == default
     for flag in spellings.split():
-        request = parse([flag, *words(text)])
-        assert dict(request.given) == {key: typed}
+        folder = ["/images"] if flag in NEEDS_DIR else []
+        request = parse([flag, *words(text), *folder])
+        assert dict(request.given) == {key: typed, **({"data_dir": "/images"} if folder else {})}
         assert getattr(request.config, key) == typed
         assert type(getattr(request.config, key)) is type(typed)
 

@@ -121,6 +121,9 @@ def _check_data_flags(config: TrainConfig) -> None:
         raise UserError("--train-shards and --val-shards come together: give both")
     if config.train_shards and (config.data_dir or config.synthetic):
         raise UserError("--train-shards and --val-shards stand in place of DIR and --synthetic: give one of them")
+    for key in ("check_data", "bench_data"):
+        if getattr(config, key) and not (config.data_dir or config.train_shards):
+            raise UserError(f"{flag_of(key)} needs images: give DIR, or --train-shards and --val-shards")
     if config.check_data and config.bench_data:
         raise UserError("--check-data and --bench-data each end the run: give one of them")
 

@@ -1,0 +1,323 @@
+"""--check-data: every bad file by name and reason, counts, classes, twins; JSON; exit codes. No training."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import make_folder, write_image
+from PIL import Image
+
+from data.decode import Decoder
+from data.folder import scan_data_dir
+from data.preflight import CheckOptions, DataReport, Looker, check_indexes, lacks_its_end
+from data.preflight_report import BAD_SHOWN, as_json, as_lines, verdict
+from data.survey import survey
+
+ROOT = Path(__file__).parent.parent
+MODES = ("headers", "full")
+WORKERS = (0, 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "set", train=4, val=2, size=24)
+
+
+@pytest.fixture
+def unique_names(folder: Path) -> Path:
+    """As in ImageNet, where no file of val has the name of one of train."""
+    for path in folder.glob("val/*/*.jpg"):
+        path.rename(path.with_name(f"val_{path.name}"))
+    return folder
+
+
+def checked(folder: Path, how: str = "headers", workers: int = 0, pixels: int | None = None) -> DataReport:
+    indexes, findings = survey(str(folder), lambda: scan_data_dir(str(folder)), False)
+    return check_indexes(indexes, CheckOptions(how, workers, "ignore", pixels), findings)
+
+
+def bad_names(report: DataReport) -> dict[str, str]:
+    return {os.path.basename(bad.name): bad.reason for _, bad in report.bad}
+
+
+def damage(folder: Path) -> dict[str, Path]:
+    """One file of each kind of damage that a header shows, in train/a; their names say which."""
+    place = folder / "train/a"
+    (place / "empty.jpg").touch()
+    (place / "page.jpg").write_bytes(b"<!DOCTYPE html><html><body>404 Not Found</body></html>")
+    (place / "noise.jpg").write_bytes(bytes(range(7, 207)) * 20)
+    whole = write_image(folder / "other.jpg", size=96).read_bytes()
+    (place / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    shutil.copy(folder / "train/a/000.jpg", place / "fine.jpg")
+    return {name: place / f"{name}.jpg" for name in ("empty", "page", "noise", "half", "fine")}
+
+
+# Files
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("how", MODES)
+def test_a_good_folder_is_counted(unique_names: Path, how: str, workers: int) -> None:
+    report = checked(unique_names, how, workers)
+    assert report.ok
+    train, val = report.splits["train"], report.splits["val"]
+    assert (train.images, train.readable, train.classes) == (8, 8, {"a": 4, "b": 4})
+    assert (val.images, val.readable, val.classes) == (4, 4, {"a": 2, "b": 2})
+    assert train.sides == (24, 24, 24, 24)
+    assert dict(train.formats) == {"JPEG": 8}
+    assert train.total_bytes == sum(path.stat().st_size for path in unique_names.glob("train/*/*"))
+    assert as_lines(report)[-1].startswith("nothing wrong found")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("how", MODES)
+def test_each_kind_of_damage_is_named_with_a_reason(folder: Path, how: str, workers: int) -> None:
+    damage(folder)
+    report = checked(folder, how, workers)
+    found = bad_names(report)
+    assert set(found) == {"empty.jpg", "page.jpg", "noise.jpg", "half.jpg"}
+    assert found["empty.jpg"] == "the file is empty"
+    assert "not an image" in found["page.jpg"]
+    assert "not an image" in found["noise.jpg"]
+    assert "truncated" in found["half.jpg"].lower()
+    assert not report.ok
+    assert {bad.class_name for _, bad in report.bad} == {"a"}
+    assert report.splits["train"].classes["a"] == 9
+
+
+def test_a_file_that_cannot_be_opened_is_a_bad_one(folder: Path) -> None:
+    (folder / "train/a/gone.jpg").symlink_to(folder / "nowhere.jpg")
+    assert bad_names(checked(folder)) == {"gone.jpg": "No such file or directory"}
+
+
+def test_only_full_sees_damage_inside_the_pixels(folder: Path) -> None:
+    """A PNG whose end is in place and whose middle is not."""
+    path = write_image(folder / "train/a/x.png", size=64)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 200] = bytes(200)
+    path.write_bytes(data)
+    assert checked(folder, "headers").ok
+    assert set(bad_names(checked(folder, "full"))) == {"x.png"}
+
+
+def test_an_image_above_the_bound_is_a_bad_one(folder: Path) -> None:
+    write_image(folder / "val/b/large.jpg", size=60)
+    (reason,) = bad_names(checked(folder, pixels=24 * 24)).values()
+    assert "--max-image-pixels" in reason
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_the_end_mark_of_a_format(suffix: str) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 60).convert("RGB").save(buffer, suffix)
+    data = buffer.getvalue()
+    assert not lacks_its_end(data)
+    assert not lacks_its_end(data + bytes(100)), "bytes after the end are common"
+    assert lacks_its_end(data[: len(data) * 2 // 3])
+
+
+def test_the_end_of_a_thumbnail_is_not_the_files_end() -> None:
+    buffer = io.BytesIO()
+    small = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(small, "JPEG")
+    noise = Image.effect_noise((64, 64), 60).convert("RGB")
+    noise.save(buffer, "JPEG", comment=small.getvalue())
+    data = buffer.getvalue()
+    assert not lacks_its_end(data)
+    assert lacks_its_end(data[:-20])
+
+
+def test_a_jpeg_that_lacks_the_mark_alone_is_no_bad_file_where_training_reads_it(folder: Path) -> None:
+    """Headers and full agree with the decoder of training, whatever that says."""
+    path = folder / "train/a/000.jpg"
+    path.write_bytes(path.read_bytes()[:-2])
+    index = scan_data_dir(str(folder))[0]
+    number = next(n for n in range(len(index)) if index.name(n) == str(path))
+    reasons = [Looker(index, Decoder(), full).__getitems__([number])[0].reason for full in (False, True)]
+    assert reasons[0] == reasons[1]
+
+
+# Classes
+
+
+def test_every_class_mismatch_is_reported_and_the_files_are_checked_all_the_same(folder: Path) -> None:
+    (folder / "train/empty1").mkdir()
+    (folder / "train/empty2").mkdir()
+    write_image(folder / "val/stranger/x.jpg", size=8)
+    damage(folder)
+    report = checked(folder)
+    empty, unknown = report.findings
+    assert "train holds no image of 2 of 4 classes (empty1, empty2)" in empty
+    assert "val holds images of 1 of 3 classes (stranger) that train/ has not" in unknown
+    assert len(report.bad) == 4
+    assert report.splits["val"].images == 5
+    assert report.splits["train"].classes["empty1"] == 0
+    assert not report.ok
+
+
+def test_a_flat_val_and_a_missing_val_are_findings(folder: Path) -> None:
+    for path in sorted(folder.glob("val/*/*.jpg")):
+        path.rename(folder / "val" / f"{path.parent.name}{path.name}")
+    for name in "ab":
+        (folder / "val" / name).rmdir()
+    report = checked(folder)
+    assert len(report.findings) == 1
+    assert f"{folder}/val holds 4 images and no class folder" in report.findings[0]
+    assert report.splits["val"].images == 4
+    shutil.rmtree(folder / "val")
+    report = checked(folder)
+    assert report.findings == [f"{folder} has no val/ folder: DIR must hold train/ and val/, one folder a class"]
+    assert list(report.splits) == ["train"]
+    assert report.splits["train"].images == 8
+
+
+def test_a_split_without_images_is_a_finding(folder: Path) -> None:
+    for path in folder.glob("val/*/*"):
+        path.unlink()
+    report = checked(folder)
+    assert [text.split(":")[0] for text in report.findings] == [f"no image below {folder}/val"]
+    assert report.splits["val"].images == 0
+    as_lines(report)
+
+
+# Twins
+
+
+def test_names_and_contents_in_both_splits_are_notes(unique_names: Path) -> None:
+    shutil.copy(unique_names / "train/b/001.jpg", unique_names / "val/b/leak.jpg")
+    write_image(unique_names / "val/a/002.jpg", seed=99, size=24)
+    report = checked(unique_names)
+    assert report.ok, "notes are no faults"
+    assert [tuple(Path(name).relative_to(unique_names).as_posix() for name in pair) for pair in report.same_names] == [
+        ("val/a/002.jpg", "train/a/002.jpg")
+    ]
+    assert [
+        tuple(Path(name).relative_to(unique_names).as_posix() for name in pair) for pair in report.same_contents
+    ] == [("val/b/leak.jpg", "train/b/001.jpg")]
+    notes = [line for line in as_lines(report) if line.startswith("note: ")]
+    assert notes[0].startswith("note: 1 of val's files have the name of one of train's: ")
+    assert notes[1].startswith("note: 1 of val's files have the very bytes of one of train's: ")
+
+
+def test_bad_files_are_no_twins(unique_names: Path) -> None:
+    for split in ("train", "val"):
+        (unique_names / split / "a" / f"{split}_empty.jpg").touch()
+    assert checked(unique_names).same_contents == []
+
+
+# Reports
+
+
+def test_the_text_is_capped_and_the_json_is_not(folder: Path) -> None:
+    for number in range(BAD_SHOWN + 3):
+        (folder / f"train/b/bad{number:03d}.jpg").touch()
+    report = checked(folder)
+    lines = as_lines(report)
+    assert sum(line.startswith("bad file: ") for line in lines) == BAD_SHOWN
+    assert "and 3 more bad files (--json lists all)" in lines
+    content = json.loads(json.dumps(as_json(report, str(folder))))
+    assert len(content["bad_files"]) == BAD_SHOWN + 3
+    assert content["bad_files"][0] == {
+        "split": "train",
+        "name": f"{folder}/train/b/bad000.jpg",
+        "class": "b",
+        "reason": "the file is empty",
+    }
+    assert content["ok"] is False
+    assert content["splits"]["train"]["classes"] == {"a": 4, "b": 4 + BAD_SHOWN + 3}
+    assert f"{BAD_SHOWN + 3} files cannot be read" in verdict(report)
+    assert "\n" not in verdict(report)
+
+
+def test_a_name_that_is_no_unicode_can_be_printed(folder: Path) -> None:
+    try:
+        Path(os.fsdecode(os.fsencode(folder / "train/a") + b"/\xff.jpg")).touch()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    lines = as_lines(checked(folder))
+    assert any("\\udcff.jpg" in line for line in lines)
+    "\n".join(lines).encode("utf-8")
+
+
+def test_classes_are_summed_up(folder: Path) -> None:
+    for number in range(3):
+        (folder / f"train/b/00{number}.jpg").unlink()
+    lines = as_lines(checked(folder))
+    assert "  images a class: 1 to 4, median 2.5; fewest: b 1, a 4" in lines
+
+
+# The command
+
+
+def test_the_command_says_all_and_makes_no_run_folder(run, capsys, unique_names: Path) -> None:
+    assert run(unique_names, "--check-data", "-j", 0, base="") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith("train: 8 images, 2 classes")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("how", MODES)
+def test_bad_files_are_exit_5(run, capsys, folder: Path, how: str) -> None:
+    paths = damage(folder)
+    assert run(folder, "--check-data", how, "-j", 1, base="") == 5
+    captured = capsys.readouterr()
+    for name in ("empty", "page", "noise", "half"):
+        assert f"bad file: {paths[name]} (class a): " in captured.out
+    assert str(paths["fine"]) not in captured.out
+    assert captured.err.startswith("error: 4 files cannot be read (4 in train)")
+    assert captured.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_findings_are_exit_5(run, capsys, folder: Path) -> None:
+    (folder / "train/empty").mkdir()
+    assert run(folder, "--check-data", "-j", 0, base="") == 5
+    captured = capsys.readouterr()
+    assert f"finding: {folder}/train holds no image of 1 of 3 classes (empty)" in captured.out
+    assert "1 finding about the folders" in captured.err
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_json_is_one_object_and_nothing_else(run, capsys, folder: Path, damaged: bool) -> None:
+    if damaged:
+        damage(folder)
+    assert run(folder, "--check-data", "full", "--json", "-j", 0, base="") == (5 if damaged else 0)
+    content = json.loads(capsys.readouterr().out)
+    assert content["ok"] is not damaged
+    assert content["check"] == "full"
+    assert content["data"] == str(folder)
+
+
+def test_it_needs_a_folder_and_no_launcher(run, capsys, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--check-data", base="") == 2
+    assert "--check-data needs images: give DIR" in capsys.readouterr().err
+    assert run("nowhere", "--check-data", base="") == 2
+    assert "no folder " in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(folder, "--check-data", base="") == 2
+    assert "start it without torchrun" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(run, capsys, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Looker, "__getitems__", interrupted)
+    assert run(folder, "--check-data", "-j", 0, base="") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+def test_it_raises_no_warning_and_needs_no_model(unique_names: Path, tmp_path: Path) -> None:
+    flags = [str(unique_names), "--check-data", "full", "-j", "2", "-a", "no_such_module:model"]
+    command = [sys.executable, "-W", "error", str(ROOT / "train.py"), *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing wrong found (all pixels decoded)" in done.stdout
