@@ -36,7 +36,7 @@ def check_data(config: TrainConfig) -> Outcome:
     if data_dir is None:
         raise UserError("--check-data looks at class folders: give DIR")
     if config.workers is None:
-        config = config.replace(workers=default_workers(1))
+        config = config.replace(workers=default_workers(usable_cores(), 1))
     try:
         indexes, findings = survey(
             data_dir, lambda: scan_data_dir(data_dir), bool(config.val_labels or config.class_map)

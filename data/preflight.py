@@ -192,14 +192,14 @@ def _count(report: SplitReport, index: SampleIndex, file: Seen) -> None:
 
 def _same_names(train: SampleIndex, val: SampleIndex) -> list[tuple[str, str]]:
     """Files of val whose bare name a file of train has too."""
-    mine = {_bare(val.name(number)): number for number in range(len(val))}
-    found: dict[int, str] = {}
+    twins: dict[str, str | None] = dict.fromkeys(_bare(val.name(number)) for number in range(len(val)))
     for number in range(len(train)):
         name = train.name(number)
-        twin = mine.get(_bare(name))
-        if twin is not None:
-            found.setdefault(twin, name)
-    return [(val.name(number), found[number]) for number in sorted(found)]
+        bare = _bare(name)
+        if bare in twins and twins[bare] is None:
+            twins[bare] = name
+    pairs = ((name, twins[_bare(name)]) for name in map(val.name, range(len(val))))
+    return [(mine, theirs) for mine, theirs in pairs if theirs is not None]
 
 
 def _bare(name: str) -> str:

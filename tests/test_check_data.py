@@ -15,7 +15,7 @@ from helpers import make_folder, write_image
 from PIL import Image
 
 from data.decode import Decoder
-from data.folder import scan_data_dir
+from data.folder import FolderError, scan_data_dir
 from data.preflight import CheckOptions, DataReport, Looker, check_indexes, lacks_its_end
 from data.preflight_report import BAD_SHOWN, as_json, as_lines, verdict
 from data.survey import survey
@@ -178,6 +178,20 @@ def test_a_flat_val_and_a_missing_val_are_findings(folder: Path) -> None:
     assert report.splits["train"].images == 8
 
 
+def test_a_list_of_labels_that_is_refused_is_a_finding_and_a_flat_val_then_none(folder: Path) -> None:
+    shutil.rmtree(folder / "val")
+    write_image(folder / "val/x.jpg", size=8)
+
+    def scan():
+        raise FolderError("--val-labels labels.csv names no file of val")
+
+    indexes, findings = survey(str(folder), scan, True)
+    assert findings == ["--val-labels labels.csv names no file of val"]
+    assert [len(index) for index in indexes.values()] == [8, 1]
+    _, findings = survey(str(folder), scan, False)
+    assert ["no class folder" in text for text in findings] == [True]
+
+
 def test_a_split_without_images_is_a_finding(folder: Path) -> None:
     for path in folder.glob("val/*/*"):
         path.unlink()
@@ -204,6 +218,10 @@ def test_names_and_contents_in_both_splits_are_notes(unique_names: Path) -> None
     notes = [line for line in as_lines(report) if line.startswith("note: ")]
     assert notes[0].startswith("note: 1 of val's files have the name of one of train's: ")
     assert notes[1].startswith("note: 1 of val's files have the very bytes of one of train's: ")
+
+
+def test_a_name_that_every_class_has_counts_for_each_file(folder: Path) -> None:
+    assert len(checked(folder).same_names) == 4
 
 
 def test_bad_files_are_no_twins(unique_names: Path) -> None:

@@ -25,9 +25,9 @@ def usable_cores() -> int:
     return cores
 
 
-def default_workers(local_world_size: int) -> int:
+def default_workers(cores: int, local_world_size: int) -> int:
     """Loader processes of a rank where the user named no number."""
-    return max(1, min(4, usable_cores() // local_world_size))
+    return max(1, min(4, cores // local_world_size))
 
 
 def cpu_info(text: str | None = None) -> tuple[str, frozenset[str]]:
