@@ -15,7 +15,7 @@ import torchvision
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
-from trainer.hardware import default_workers, describe_device, usable_cores, usable_cores
+from trainer.hardware import default_workers, describe_device, usable_cores
 from trainer.levels import DTYPES, level_options
 from trainer.optim import default_milestones, default_warmup
 from trainer.weights import Preset, preset_of
