@@ -13,13 +13,14 @@ from trainer.exits import Session, run_to_exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one training; returns the exit code (0 done, 1 error, 2 the user's mistake, 3 non-finite)."""
+    """Run one training; returns the exit code (0 done; the others are in ``trainer.errors``)."""
     return run_to_exit_code(lambda session: run(parse(argv), session))
 
 
 def run(request: Request, session: Session) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.
+    import data_commands
     from data.build import DataOptions, LoaderOptions, open_loaders, open_sources
     from data.feed import FeedOptions
     from trainer import banner, begin, build, environment, finish, resume
@@ -29,6 +30,9 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     from trainer.run_log import Console
 
     session.show_traceback = request.config.traceback
+    data_commands.refuse_launchers(request.config)
+    if request.config.check_data:
+        return data_commands.check_data(request.config)
     group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
@@ -38,6 +42,8 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
     )
     sources = open_sources(indexes, pick(DataOptions, config))
     classes, sizes = sources[0].classes, {"train": len(sources[0]), "val": len(sources[1])}
+    if config.bench_data:
+        return data_commands.bench_data(sources[0], config, group, sizes)
     resume.check_classes(start, config, classes)
 
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.

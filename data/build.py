@@ -98,13 +98,19 @@ def open_loaders(
 ) -> tuple[TrainLoader, ValLoader]:
     """The loaders of one rank; ``share``: (rank, ranks)."""
     train_set, val_set = sources
-    sampler = StepSampler(
-        len(train_set), options.batch_size, *share, options.grad_accum_steps, options.seed, options.steps_per_epoch
-    )
-    device = feed.device.type
-    host = HostOptions(options.workers, device == "cuda", WORKER_NICENESS if device == "cpu" else 0, on_bad)
+    sampler, host = plan_loading(len(train_set), options, share, feed.device.type, on_bad)
     mix = None
     if options.mixup or options.cutmix:
         mix = Mixer(options.mixup, options.cutmix, options.num_classes, options.seed, share[0])
     train = TrainLoader(train_set, sampler, host, feed, mix)
     return train, ValLoader(val_set, options.val_batch_size, share, host, feed)
+
+
+def plan_loading(
+    size: int, options: LoaderOptions, share: tuple[int, int], device: str, on_bad: OnBad
+) -> tuple[StepSampler, HostOptions]:
+    """In which order and by which processes one rank loads ``size`` training images; ``device``: its type."""
+    sampler = StepSampler(
+        size, options.batch_size, *share, options.grad_accum_steps, options.seed, options.steps_per_epoch
+    )
+    return sampler, HostOptions(options.workers, device == "cuda", WORKER_NICENESS if device == "cpu" else 0, on_bad)

@@ -39,7 +39,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
                 image = self._decoder(self.index.read(index))
                 self._transform(image, epoch, index, rows[len(labels)])
             except (OSError, DecodeError) as error:
-                bad.append(BadImage(index, self.index.name(index), self.index.classes[label], _reason(error)))
+                bad.append(BadImage(index, self.index.name(index), self.index.classes[label], reason_of(error)))
             else:
                 labels.append(label)
         return as_batch(rows, labels, bad)
@@ -48,5 +48,6 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
         return self.__getitems__([key])
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a sample could not be read, on one line."""
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from data.collate import BadImage, HostBatch
+from data.collate import BadImage
 from data.dataset import ImageDataset
 from data.feed import DeviceFeed, FeedOptions, Mix
 from data.sampler import StepPlan, StepSampler, rank_share
@@ -47,7 +47,7 @@ class HostBatches:
         self._batches: Iterable[Any] = (
             SyntheticBatches(source, sampler, options.pin_memory)
             if isinstance(source, SyntheticImages)
-            else _worker_batches(source, sampler, options)
+            else worker_batches(source, sampler, options)
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -57,7 +57,8 @@ class HostBatches:
             yield images, target
 
 
-def _worker_batches(source: ImageDataset, sampler: Any, options: HostOptions) -> DataLoader[HostBatch]:
+def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoader[Any]:
+    """What ``source.__getitems__`` makes of each batch of ``sampler``, in order, made by worker processes."""
     # The start of the run says it in one line of ours, for all loaders and once.
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     # Python 3.12 and newer warn of the fork with which torch starts its workers, and torch runs threads.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def _colours(count: int) -> list[tuple[int, int, int]]:
     levels = (40, 215, 128)
     found = sorted(((r, g, b) for r in levels for g in levels for b in levels), key=lambda c: c.count(128))
     return [found[(label * 5) % 8] if label < 8 else found[label % len(found)] for label in range(count)]
+
+
+def damage(folder: Path) -> dict[str, Path]:
+    """One file of each kind of damage that a header shows, in train/a; their names say which."""
+    place = folder / "train/a"
+    (place / "empty.jpg").touch()
+    (place / "page.jpg").write_bytes(b"<!DOCTYPE html><html><body>404 Not Found</body></html>")
+    (place / "noise.jpg").write_bytes(bytes(range(7, 207)) * 20)
+    whole = write_image(folder / "other.jpg", size=96).read_bytes()
+    (place / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    shutil.copy(folder / "train/a/000.jpg", place / "fine.jpg")
+    return {name: place / f"{name}.jpg" for name in ("empty", "page", "noise", "half", "fine")}
+
+
+def rename_val(folder: Path) -> Path:
+    """As in ImageNet: no file of val has the name of one of train."""
+    for path in sorted(folder.glob("val/*/*.jpg")):
+        path.rename(path.with_name(f"val_{path.name}"))
+    return folder
 
 
 def refused(function: Callable[..., object], *arguments: object) -> str:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(BENCH))
 
 import bench_feed  # noqa: E402
 import bench_heap  # noqa: E402
+import bench_loader  # noqa: E402
 import bench_step  # noqa: E402
 import common  # noqa: E402
 import machine  # noqa: E402
@@ -28,6 +29,7 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
     "bench_step": bench_step.main,
     "bench_heap": bench_heap.main,
     "bench_feed": bench_feed.main,
+    "bench_loader": bench_loader.main,
 }
 # Recorded: three rounds of a machine that grew slower, both arms alike.
 SLOWING = {"ours": [10.0, 8.0, 4.0], "bare": [10.0, 10.0, 4.0]}

@@ -189,9 +189,10 @@ def test_a_checkpoint_never_fills_the_settings_of_one_start() -> None:
         "prof": 4, "evaluate": True, "start_epoch": 1, "rescan": True, "check_data": "full", "json": True,
     }  # fmt: skip
     assert {*one_start, "bench_data"} == set(PER_START)  # which --check-data excludes
-    saved = {**vars(TrainConfig(batch_size=8)), **one_start}
-    assert merge_with_checkpoint({}, saved) == TrainConfig(batch_size=8)
-    assert merge_with_checkpoint(one_start, saved) == TrainConfig(batch_size=8, **one_start)
+    run = {"batch_size": 8, "data_dir": "/images"}
+    saved = {**vars(TrainConfig(**run)), **one_start}
+    assert merge_with_checkpoint({}, saved) == TrainConfig(**run)
+    assert merge_with_checkpoint(one_start, saved) == TrainConfig(**run, **one_start)
 
 
 @pytest.mark.parametrize(

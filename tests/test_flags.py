@@ -93,7 +93,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
 ]
 # Each is refused without the other.
 PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}
-NEEDS_DIR = ("val_labels", "class_map")
+NEEDS_DIR = ("val_labels", "class_map", "check_data", "bench_data")
 # Flags that are no setting: where the settings come from, the launchers' rank, and --amp, a spelling of O1.
 NO_SETTING = [("--config -c", "config"), ("--local-rank --local_rank", "local_rank"), ("--amp", "opt_level")]
 

@@ -69,3 +69,11 @@ def test_a_pattern_without_files_is_a_mistake(run, capsys):
 def test_pairs_that_exclude_each_other(run, capsys, flags, words: str):
     assert run(*flags, base=BASE) == 2
     assert words in capsys.readouterr().err
+
+
+def test_tars_are_checked_and_timed_as_folders_are(run, sets, capsys):
+    _, tars = sets
+    assert run(*tars, "--check-data", "full", "--json", "-j", 0, base=None) == 0
+    assert '"train"' in capsys.readouterr().out
+    assert run(*tars, "--bench-data", 4, "-j", 0, "-b", 4, "--image-size", 32, base=None) == 0
+    assert "images/s" in capsys.readouterr().out

@@ -92,7 +92,7 @@ def open_engine(
         stepper.bad_images.folder = folder
     saver = CheckpointSaver(folder, group, stepper, facts)
     profiler = StepProfiler(config.prof, folder, group.device)
-    report = Reporter(console, session.files, group)
+    report = Reporter(console, session.files, group, None if config.synthetic else config.workers)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
     return engine

@@ -124,6 +124,9 @@ def _check_data_flags(config: TrainConfig) -> None:
     for key in ("val_labels", "class_map"):
         if getattr(config, key) and not config.data_dir and not config.resume:  # a checkpoint may bring the DIR
             raise UserError(f"{flag_of(key)} {getattr(config, key)!r} is about the images of DIR: give DIR too")
+    for key in ("check_data", "bench_data"):
+        if getattr(config, key) and not (config.data_dir or config.train_shards):
+            raise UserError(f"{flag_of(key)} needs images: give DIR, or --train-shards and --val-shards")
     if config.check_data and config.bench_data:
         raise UserError("--check-data and --bench-data each end the run: give one of them")
 

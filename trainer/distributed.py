@@ -48,6 +48,14 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     return Ranks(rank, world_size, local_rank, local_world_size)
 
 
+def refuse_ranks(flag: str, ranks: Ranks) -> None:
+    """What one process does for all: raises UserError where a launcher started several."""
+    if ranks.world_size > 1:
+        raise UserError(
+            f"{flag} runs in one process, and {ranks.world_size} were started: start it without torchrun", True
+        )
+
+
 class Group:
     """All ranks of a run. Every method is a no-op or an identity in a world of one."""
 

@@ -15,7 +15,7 @@ import torchvision
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
-from trainer.hardware import describe_device, usable_cores
+from trainer.hardware import default_workers, describe_device, usable_cores
 from trainer.levels import DTYPES, level_options
 from trainer.optim import default_milestones, default_warmup
 from trainer.weights import Preset, preset_of
@@ -111,7 +111,7 @@ def _resolve_run(
         device=device.type,
         num_classes=config.num_classes or folder_classes or of_weights or 1000,
         epochs=config.epochs or (90 if config.has_files else 1),
-        workers=max(1, min(4, usable_cores() // ranks.local_world_size)) if config.workers is None else config.workers,
+        workers=default_workers(usable_cores(), ranks.local_world_size) if config.workers is None else config.workers,
         val_batch_size=config.val_batch_size or config.batch_size,
     )
 

@@ -25,6 +25,11 @@ def usable_cores() -> int:
     return cores
 
 
+def default_workers(cores: int, local_world_size: int) -> int:
+    """Loader processes of a rank where the user named no number."""
+    return max(1, min(4, cores // local_world_size))
+
+
 def cpu_info(text: str | None = None) -> tuple[str, frozenset[str]]:
     """Model name and the features we care about, from ``/proc/cpuinfo`` text."""
     text = _read(Path("/proc/cpuinfo")) if text is None else text

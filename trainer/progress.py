@@ -7,6 +7,9 @@ from typing import Any
 
 from trainer.metrics import Means
 
+WAIT_SHARE_TOLD = 0.3
+LEAST_STEPS_TOLD = 5
+
 
 def meter(name: str, value: float, mean: float, digits: int = 3, mean_digits: int | None = None) -> str:
     """``name value (mean)``: the value since the last line and the running mean."""
@@ -71,6 +74,20 @@ def val_explosion(record: dict[str, Any]) -> str | None:
             "describe the data (half precision or a learning rate that is too high); --opt-level O2 keeps batch norm in float32"
         )
     return None
+
+
+def input_bound(record: dict[str, Any], workers: int, cores: int) -> str | None:
+    """A line where an epoch waited for images too long; ``workers`` and ``cores`` of this rank. Five steps at the
+    least: one slow start says nothing."""
+    share = record["data_wait_share"]
+    if record["steady_steps"] < LEAST_STEPS_TOLD or not share > WAIT_SHARE_TOLD:
+        return None
+    more = [f"more workers (-j is {workers}, this process has {cores} cores)"] if workers < cores else []
+    tries = [*more, "larger batches (-b)", "smaller files (scripts/prepare_folder.py resizes once)"]
+    return (
+        f"input-bound: {100 * share:.1f} % of epoch {record['epoch']} went by waiting for images; try "
+        f"{', '.join(tries[:-1])} or {tries[-1]}"
+    )
 
 
 def duration(seconds: float) -> str:

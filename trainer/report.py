@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainer.distributed import Group
-from trainer.hardware import peak_memory_gib
+from trainer.hardware import peak_memory_gib, usable_cores
 from trainer.metrics import Means
-from trainer.progress import epoch_line, train_line, val_explosion, val_line
+from trainer.progress import epoch_line, input_bound, train_line, val_explosion, val_line
 from trainer.run_log import Console, RunFiles
 from trainer.step import Health
 from trainer.timing import StepTimer
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """``files`` is None on every rank but the first, and ``console`` silent there."""
+    """``files`` is None on every rank but the first, and ``console`` silent there. ``workers``: loader processes
+    of a rank, None where images are not loaded."""
 
-    def __init__(self, console: Console, files: RunFiles | None, group: Group) -> None:
+    def __init__(self, console: Console, files: RunFiles | None, group: Group, workers: int | None = None) -> None:
         self.console = console
         self.files = files
         self._group = group
+        self._workers = workers
 
     def step(
         self,
@@ -81,12 +83,17 @@ class Reporter:
             "dropped_images": dropped,
         }
         self.console.say(epoch_line(record))
-        explosion = val_explosion(record)
-        if explosion:
-            self.console.notice(explosion)
+        for line in (val_explosion(record), self._input_bound(record)):
+            if line:
+                self.console.notice(line)
         if self.files is not None:
             self.files.add_epoch(record)
             self.files.flush()
+
+    def _input_bound(self, record: dict[str, Any]) -> str | None:
+        if self._workers is None:
+            return None
+        return input_bound(record, self._workers, max(1, usable_cores() // self._group.ranks.local_world_size))
 
     def _speed(self, images_per_sec: float) -> dict[str, float]:
         return {

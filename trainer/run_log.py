@@ -65,18 +65,18 @@ class Console:
     def notice(self, line: str) -> None:
         self.say(f"note: {line}")
 
-    def start_bar(self, title: str, total: int, done: int = 0) -> None:
+    def start_bar(self, title: str, total: int, done: int = 0, unit: str = "step") -> None:
         if not self.is_main:
             return
         try:
             from tqdm import tqdm
         except ModuleNotFoundError:
             return
-        self._bar = tqdm(total=total, initial=done, desc=title, unit="step", leave=False, disable=None)
+        self._bar = tqdm(total=total, initial=done, desc=title, unit=unit, leave=False, disable=None)
 
-    def advance(self) -> None:
+    def advance(self, count: int = 1) -> None:
         if self._bar is not None:
-            self._bar.update()
+            self._bar.update(count)
 
     def end_bar(self) -> None:
         if self._bar is not None:
