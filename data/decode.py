@@ -82,10 +82,13 @@ class Decoder:
             if space in ("YCbCr", "Gray", "RGB"):
                 self._check_size(width, height)
                 return _Jpeg(data, height, width, _jpeg_orientation(data) if self._apply_orientation else 1)
-        with _quiet(), _named():
+        with _pillow():
             image = _open(data)
-            self._check_size(image.width, image.height)
-            return _Pillow(image, _orientation(image) if self._apply_orientation else 1)
+        self._check_size(image.width, image.height)
+        if not self._apply_orientation:
+            return _Pillow(image, 1)
+        with _pillow():
+            return _Pillow(image, _orientation(image))
 
     def _check_size(self, width: int, height: int) -> None:
         limit = self._max_pixels
@@ -113,7 +116,7 @@ class _Jpeg:
             pixels = simplejpeg.decode_jpeg(self._data, **scaled)
         except ValueError:
             # simplejpeg refuses more than Pillow does, such as stray bytes between segments.
-            with _quiet(), _named():
+            with _pillow():
                 image = _open(self._data)
             if (image.height, image.width) != self._stored:
                 raise DecodeError("it names two sizes") from None
@@ -131,7 +134,7 @@ class _Pillow:
     def decode(self, least_scale: float = 1.0) -> np.ndarray:
         image = self._image
         eighths = math.ceil(8 * least_scale)
-        with _quiet(), _named():
+        with _pillow():
             if eighths <= 4 and image.mode in ("RGB", "L"):
                 # It takes the largest of 8, 4, 2 that leaves this many pixels, counted without the rest of the division.
                 divisor = 8 // eighths
@@ -162,7 +165,7 @@ def _open(data: bytes) -> Image.Image:
 def _jpeg_orientation(data: bytes) -> int:
     if b"Exif" not in data[:_EXIF_LIMIT]:
         return 1
-    with contextlib.suppress(Exception), _quiet():
+    with contextlib.suppress(DecodeError), _pillow():
         return _orientation(_open(data))
     return 1
 
@@ -188,29 +191,21 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warning from Pillow (one a file and worker would flood the log), and no bound on the size but ours."""
+def _pillow() -> Iterator[None]:
+    """Around Pillow's work on a file: no warning (one a file and worker would flood the log), no bound on the
+    size but ours, and every way in which it refuses a file as a DecodeError."""
     bound = Image.MAX_IMAGE_PIXELS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Image.MAX_IMAGE_PIXELS = None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = bound
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Every way in which Pillow refuses a file as a DecodeError."""
+    Image.MAX_IMAGE_PIXELS = None
     try:
-        yield
-    except DecodeError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (DecodeError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise DecodeError(f"not an image in one of {', '.join(FORMATS)}") from None
     # Its plugins let a struct.error, a SyntaxError, an IndexError and others through on damaged files.
-    except MemoryError:
-        raise
     except Exception as error:
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = bound
