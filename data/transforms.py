@@ -142,8 +142,9 @@ def _middle(side: int, short: int) -> tuple[int, int]:
 
 def resize_channels_last(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
     """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides."""
-    # A view of a larger image, or one whose batch stride permute left at 3, would come back as NCHW and take twice as long.
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last)
+    # The batch axis first, then contiguous, then NCHW: added after the permute it has a stride of 3, with which
+    # the result would come back as NCHW and take half as long again.
+    image = torch.from_numpy(pixels)[None].contiguous().permute(0, 3, 1, 2)
     if image.shape[2:] == size:
         return image
     return functional.interpolate(image, size=size, mode=interpolation, antialias=True)

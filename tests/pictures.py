@@ -12,11 +12,12 @@ from PIL import Image
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Clouds of every size, the larger the stronger, as photos have them; and the edge of a disc."""
+    """Clouds of every size down to ten pixels, the larger the stronger, more grey than coloured; and the edge of a disc."""
     rng = np.random.default_rng(seed)
     pixels = np.full((height, width, 3), 128.0)
-    for cells in (2, 4, 8, 16, 32, 64):
-        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+    for cells in (size for size in (2, 4, 8, 16, 32, 64) if size == 2 or 10 * size <= max(height, width)):
+        levels = 0.6 * rng.uniform(0, 255, (cells, cells, 1)) + 0.4 * rng.uniform(0, 255, (cells, cells, 3))
+        coarse = Image.fromarray(levels.astype(np.uint8))
         pixels += (np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=float) - 128) / cells**0.7
     y, x = np.mgrid[0:height, 0:width]
     pixels[(y - height / 3) ** 2 + (x - width / 2) ** 2 < (min(height, width) / 4) ** 2] += 60
