@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import zlib
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 
+@functools.cache  # callers copy before they change it
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
     """Clouds of every size down to ten pixels, the larger the stronger, more grey than coloured; and the edge of a disc."""
     rng = np.random.default_rng(seed)
