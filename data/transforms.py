@@ -124,13 +124,17 @@ def _crop_and_resize(image: Encoded, box: Box, size: tuple[int, int], interpolat
     pixels = image.decode(max(size[0] / height, size[1] / width))
     # The decoder rounds its eighths of a side up, so their number is that of the longer side, rounded down.
     eighths = 8 * max(pixels.shape[:2]) // max(image.height, image.width)
-    part = pixels[_scaled(top, height, eighths), _scaled(left, width, eighths)]
-    return resize_channels_last(part, size, interpolation)
+    rows = _scaled(top, height, eighths, pixels.shape[0])
+    columns = _scaled(left, width, eighths, pixels.shape[1])
+    shares = None if eighths == 8 else (8 * size[0] / (height * eighths), 8 * size[1] / (width * eighths))
+    return resize_channels_last(pixels[rows, columns], size, interpolation, shares)
 
 
-def _scaled(start: int, length: int, eighths: int) -> slice:
-    # Whole numbers, both ends rounded alike: never a pixel fewer than the eighths of the length, rounded down.
-    return slice((start * eighths + 4) // 8, ((start + length) * eighths + 4) // 8)
+def _scaled(start: int, length: int, eighths: int, side: int) -> slice:
+    # Whole numbers, the length rounded up: no pixel of the crop is lost, and it never has to be enlarged.
+    scaled = -(-length * eighths // 8)
+    first = min((start * eighths + 4) // 8, side - scaled)
+    return slice(first, first + scaled)
 
 
 def _middle(side: int, short: int) -> tuple[int, int]:
@@ -140,11 +144,21 @@ def _middle(side: int, short: int) -> tuple[int, int]:
     return (side - seen) // 2, seen
 
 
-def resize_channels_last(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
-    """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides."""
+def resize_channels_last(
+    pixels: np.ndarray, size: tuple[int, int], interpolation: str, shares: tuple[float, float] | None = None
+) -> Tensor:
+    """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides.
+
+    ``shares``: what ``size`` is of the sides where these are no whole number of pixels, and the last row or column
+    lies partly outside; else the result would be stretched by up to a pixel.
+    """
     # The batch axis first, then contiguous, then NCHW: added after the permute it has a stride of 3, with which
     # the result would come back as NCHW and take half as long again.
     image = torch.from_numpy(pixels)[None].contiguous().permute(0, 3, 1, 2)
     if image.shape[2:] == size:
         return image
-    return functional.interpolate(image, size=size, mode=interpolation, antialias=True)
+    if shares is None:
+        return functional.interpolate(image, size=size, mode=interpolation, antialias=True)
+    # torch rounds the size that these give down: a hair more, lest it be a pixel too few.
+    factors = [share * (1 + 1e-9) for share in shares]
+    return functional.interpolate(image, scale_factor=factors, mode=interpolation, antialias=True)
