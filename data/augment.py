@@ -8,9 +8,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 
-def build_augment(
-    name: str | None, random_erase: float, mean: tuple[float, ...], interpolation: str
-) -> Callable[[Tensor], Tensor] | None:
+def build_augment(name: str | None, random_erase: float, mean: tuple[float, ...]) -> Callable[[Tensor], Tensor] | None:
     """(3, H, W) uint8 -> the same shape and dtype; None where nothing is asked for.
 
     ``name``: ra (RandAugment, arXiv:1909.13719), ta_wide (TrivialAugment, arXiv:2103.10158), imagenet
@@ -18,7 +16,7 @@ def build_augment(
     rectangles (arXiv:1708.04896) take the colour ``mean`` (0..1), which normalisation turns into zeros.
     All draw from torch's global generator.
     """
-    mode = InterpolationMode(interpolation)
+    mode = InterpolationMode.BILINEAR  # torchvision rotates and shears tensors with no better one
     makers: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
         "ra": lambda: v2.RandAugment(interpolation=mode),
         "ta_wide": lambda: v2.TrivialAugmentWide(interpolation=mode),

@@ -84,7 +84,7 @@ def open_sources(indexes: tuple[SampleIndex, SampleIndex] | None, options: DataO
     if indexes is None:
         sizes = options.image_size, options.val_image_size
         return build_synthetic(options.synthetic_size, options.num_classes, sizes, options.seed, options.val_batch_size)
-    augment = build_augment(options.auto_augment, options.random_erase, options.mean, options.interpolation)
+    augment = build_augment(options.auto_augment, options.random_erase, options.mean)
     train = TrainTransform(
         options.image_size, options.crop_scale, options.hflip, options.interpolation, options.seed, augment
     )

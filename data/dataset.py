@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch.utils.data import Dataset
 
+from data import decode
 from data.collate import BadImage, HostBatch, as_batch, new_rows
 from data.decode import DecodeError, Decoder
 from data.index import SampleIndex
@@ -28,6 +29,9 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
 
     def describe(self) -> str:
         return self.index.describe()
+
+    def describe_decoder(self) -> str:
+        return decode.describe()
 
     def __getitems__(self, keys: Sequence[Key]) -> HostBatch:
         rows = new_rows(len(keys), self._transform.size)

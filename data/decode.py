@@ -6,7 +6,8 @@ Rules, the same for training and validation:
 - grey becomes three equal channels; 16-bit grey is scaled to 8 bits, not clipped;
 - transparency (palette entry, alpha channel or tRNS colour) is composed on white;
 - CMYK and YCCK as Pillow converts them;
-- EXIF orientation is ignored, as torchvision does, or applied where asked;
+- EXIF orientation is ignored, as torchvision does, or applied where asked; a TIFF's own Pillow always applies;
+- of several frames the first;
 - an image of more than ``max_pixels`` pixels is refused before it is decoded.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -28,12 +30,21 @@ except ImportError:  # no wheel for this platform: Pillow decodes all, banner.sa
     simplejpeg = None
 
 BACKGROUND = (255, 255, 255)
+# Some of Pillow's plugins log what they then raise; without a handler that goes to stderr, once a file and worker.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
 # Not every format Pillow has a plugin for: some of those start other programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
 _ORIENTATION = 0x0112
 _EXIF_LIMIT = 1 << 16  # a JPEG segment holds no more, and EXIF comes first
-# What has to be turned by which numpy operation; keys are EXIF's values.
-_SIDEWAYS = (5, 6, 7, 8)
+_SIDEWAYS = (5, 6, 7, 8)  # EXIF's values for images stored on their side
+
+
+def describe() -> str:
+    """What the start of a run has to say about decoding; nothing where all is as it should be."""
+    if simplejpeg is not None:
+        return ""
+    return "package simplejpeg is not installed: Pillow decodes JPEGs, which takes longer"
 
 
 class DecodeError(ValueError):
@@ -47,8 +58,8 @@ class Encoded(Protocol):
     width: int
 
     def decode(self, least_scale: float = 1.0) -> np.ndarray:
-        """(H, W, 3) uint8. Where ``least_scale`` is at most 1/2 the image may come smaller, by a factor of
-        2, 4 or 8 or one between them, but never below that share of either side. Raises DecodeError."""
+        """(H, W, 3) uint8. Where ``least_scale`` is at most 1/2 the image may come smaller, with 4, 3, 2 or 1
+        eighths of either side, rounded up, but never below that share of it. Raises DecodeError."""
         ...
 
 
@@ -63,7 +74,6 @@ class Decoder:
         """Raises DecodeError."""
         if not data:
             raise DecodeError("the file is empty")
-        orientation = _orientation(data) if self._apply_orientation else 1
         if simplejpeg is not None and data[:2] == b"\xff\xd8":
             try:
                 height, width, space, _ = simplejpeg.decode_jpeg_header(data)
@@ -71,11 +81,14 @@ class Decoder:
                 space = ""  # let Pillow say what is wrong with it, or read it
             if space in ("YCbCr", "Gray", "RGB"):
                 self._check_size(width, height)
-                return _Jpeg(data, height, width, orientation)
-        with _quiet(self._max_pixels), _named():
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+                return _Jpeg(data, height, width, _jpeg_orientation(data) if self._apply_orientation else 1)
+        with _pillow():
+            image = _open(data)
         self._check_size(image.width, image.height)
-        return _Pillow(image, orientation)
+        if not self._apply_orientation:
+            return _Pillow(image, 1)
+        with _pillow():
+            return _Pillow(image, _orientation(image))
 
     def _check_size(self, width: int, height: int) -> None:
         limit = self._max_pixels
@@ -95,17 +108,19 @@ class _Jpeg:
 
     def decode(self, least_scale: float = 1.0) -> np.ndarray:
         scaled: dict[str, Any] = {}
-        if least_scale <= 0.5:
-            least = [math.ceil(side * least_scale) for side in self._stored]
+        eighths = math.ceil(8 * least_scale)
+        if eighths <= 4:
+            least = [-(-side * eighths // 8) for side in self._stored]
             scaled = {"min_height": least[0], "min_width": least[1], "min_factor": 2}
         try:
             pixels = simplejpeg.decode_jpeg(self._data, **scaled)
         except ValueError:
             # simplejpeg refuses more than Pillow does, such as stray bytes between segments.
-            with _quiet(self.height * self.width), _named():
-                return _Pillow(Image.open(io.BytesIO(self._data), formats=FORMATS), self._orientation).decode(
-                    least_scale
-                )
+            with _pillow():
+                image = _open(self._data)
+            if (image.height, image.width) != self._stored:
+                raise DecodeError("it names two sizes") from None
+            return _Pillow(image, self._orientation).decode(least_scale)
         return _turn(pixels, self._orientation)
 
 
@@ -118,9 +133,12 @@ class _Pillow:
 
     def decode(self, least_scale: float = 1.0) -> np.ndarray:
         image = self._image
-        with _quiet(self.height * self.width), _named():
-            if least_scale <= 0.5 and image.mode in ("RGB", "L"):
-                image.draft(None, (math.ceil(image.width * least_scale), math.ceil(image.height * least_scale)))
+        eighths = math.ceil(8 * least_scale)
+        with _pillow():
+            if eighths <= 4 and image.mode in ("RGB", "L"):
+                # It takes the largest of 8, 4, 2 that leaves this many pixels, counted without the rest of the division.
+                divisor = 8 // eighths
+                image.draft(None, (max(1, image.width // divisor), max(1, image.height // divisor)))
             return _turn(to_rgb(image), self._orientation)
 
 
@@ -128,6 +146,8 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     """A Pillow image of any mode as (H, W, 3) uint8, by the rules at the top of this file."""
     if image.mode.startswith("I"):
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+        if "transparency" in image.info:  # one of its 65536 levels stands for no colour
+            grey[grey == image.info["transparency"]] = 65535
         return np.repeat(((grey * 255 + 32767) // 65535).astype(np.uint8)[..., None], 3, axis=2)
     if image.mode == "F":
         raise DecodeError("its pixels are floating-point numbers, of which nothing says what white is")
@@ -138,11 +158,26 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     return np.array(image.convert("RGB"))  # asarray would be read-only, which torch warns of
 
 
-def _orientation(data: bytes) -> int:
-    if data[:2] == b"\xff\xd8" and b"Exif" not in data[:_EXIF_LIMIT]:
+def _open(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _jpeg_orientation(data: bytes) -> int:
+    if b"Exif" not in data[:_EXIF_LIMIT]:
         return 1
-    with contextlib.suppress(Exception), _quiet(None):  # a damaged note on orientation is no damaged image
-        return int(Image.open(io.BytesIO(data), formats=FORMATS).getexif().get(_ORIENTATION, 1))
+    with contextlib.suppress(DecodeError), _pillow():
+        return _orientation(_open(data))
+    return 1
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's value of an opened image, 1 where its pixels come upright or nothing is known."""
+    if image.format == "TIFF":  # Pillow turns these itself
+        return 1
+    if image.format == "PNG" and "exif" not in image.info:
+        image.load()  # the note may follow the pixels: getexif would load too, but what is wrong with them must be heard
+    with contextlib.suppress(Exception):  # a damaged note on orientation is no damaged image
+        return int(image.getexif().get(_ORIENTATION, 1))
     return 1
 
 
@@ -156,33 +191,21 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _quiet(max_pixels: int | None) -> Iterator[None]:
-    """No warning from Pillow (one a file and worker would flood the log), and our bound on the size where it
-    is above Pillow's own."""
+def _pillow() -> Iterator[None]:
+    """Around Pillow's work on a file: no warning (one a file and worker would flood the log), no bound on the
+    size but ours, and every way in which it refuses a file as a DecodeError."""
     bound = Image.MAX_IMAGE_PIXELS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if max_pixels is not None:
-            Image.MAX_IMAGE_PIXELS = None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = bound
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Every way in which Pillow refuses a file as a DecodeError."""
+    Image.MAX_IMAGE_PIXELS = None
     try:
-        yield
-    except DecodeError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (DecodeError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise DecodeError(f"not an image in one of {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError as error:
-        raise DecodeError(f"{error} (--max-image-pixels sets the bound)") from None
     # Its plugins let a struct.error, a SyntaxError, an IndexError and others through on damaged files.
-    except MemoryError:
-        raise
     except Exception as error:
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = bound

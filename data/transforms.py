@@ -77,7 +77,7 @@ class TrainTransform:
 
 
 class ValTransform:
-    """Shorter side to ``resize``, then the central (size, size)."""
+    """Shorter side to ``resize``, then the central (size, size); ``resize`` is at least ``size``."""
 
     def __init__(self, size: int, resize: int, interpolation: str) -> None:
         self.size = size
@@ -86,8 +86,9 @@ class ValTransform:
 
     def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
         short = min(image.height, image.width)
-        height, width = (int(self._resize * side / short) for side in (image.height, image.width))
-        whole = _crop_and_resize(image, (0, 0, image.height, image.width), (height, width), self._interpolation)
+        (top, seen_height), (left, seen_width) = _middle(image.height, short), _middle(image.width, short)
+        height, width = (int(self._resize * side / short) for side in (seen_height, seen_width))
+        whole = _crop_and_resize(image, (top, left, seen_height, seen_width), (height, width), self._interpolation)
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         row.copy_(whole[0, :, top : top + self.size, left : left + self.size].permute(1, 2, 0))
 
@@ -121,21 +122,43 @@ def _crop_and_resize(image: Encoded, box: Box, size: tuple[int, int], interpolat
     """
     top, left, height, width = box
     pixels = image.decode(max(size[0] / height, size[1] / width))
-    down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width
-    rows = _scaled(top, height, down, pixels.shape[0])
-    columns = _scaled(left, width, right, pixels.shape[1])
-    return resize_channels_last(pixels[rows, columns], size, interpolation)
+    # The decoder rounds its eighths of a side up, so their number is that of the longer side, rounded down.
+    eighths = 8 * max(pixels.shape[:2]) // max(image.height, image.width)
+    rows = _scaled(top, height, eighths, pixels.shape[0])
+    columns = _scaled(left, width, eighths, pixels.shape[1])
+    shares = None if eighths == 8 else (8 * size[0] / (height * eighths), 8 * size[1] / (width * eighths))
+    return resize_channels_last(pixels[rows, columns], size, interpolation, shares)
 
 
-def _scaled(start: int, length: int, factor: float, side: int) -> slice:
-    first = min(round(start * factor), side - 1)
-    return slice(first, max(first + 1, min(side, round((start + length) * factor))))
+def _scaled(start: int, length: int, eighths: int, side: int) -> slice:
+    # Whole numbers, the length rounded up: no pixel of the crop is lost, and it never has to be enlarged.
+    scaled = -(-length * eighths // 8)
+    first = min((start * eighths + 4) // 8, side - scaled)
+    return slice(first, first + scaled)
 
 
-def resize_channels_last(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
-    """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides."""
-    # A view of a larger image, or one whose batch stride permute left at 3, would come back as NCHW and take twice as long.
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last)
+def _middle(side: int, short: int) -> tuple[int, int]:
+    """Start and length of what validation looks at. A strip of 1 x 5000 pixels would else be resized to
+    256 x 1280000; beyond eight squares nothing shows in the central one."""
+    seen = min(side, 8 * short + (side - 8 * short) % 2)
+    return (side - seen) // 2, seen
+
+
+def resize_channels_last(
+    pixels: np.ndarray, size: tuple[int, int], interpolation: str, shares: tuple[float, float] | None = None
+) -> Tensor:
+    """(H, W, 3) uint8 array, any strides -> (1, 3, *size) uint8 with channels-last strides.
+
+    ``shares``: what ``size`` is of the sides where these are no whole number of pixels, and the last row or column
+    lies partly outside; else the result would be stretched by up to a pixel.
+    """
+    # The batch axis first, then contiguous, then NCHW: added after the permute it has a stride of 3, with which
+    # the result would come back as NCHW and take half as long again.
+    image = torch.from_numpy(pixels)[None].contiguous().permute(0, 3, 1, 2)
     if image.shape[2:] == size:
         return image
-    return functional.interpolate(image, size=size, mode=interpolation, antialias=True)
+    if shares is None:
+        return functional.interpolate(image, size=size, mode=interpolation, antialias=True)
+    # torch rounds the size that these give down: a hair more, lest it be a pixel too few.
+    factors = [share * (1 + 1e-9) for share in shares]
+    return functional.interpolate(image, scale_factor=factors, mode=interpolation, antialias=True)

@@ -87,6 +87,11 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
             f"images: train crop {resolved.image_size}, val crop {resolved.val_image_size} of {resolved.val_resize}, {resolved.interpolation}, "
             f"mean {resolved.mean}, std {resolved.std}; {resolved.workers} workers a rank"
         )
+        if train.describe_decoder():
+            console.notice(train.describe_decoder())
+    augmentation = augmentation_line(resolved)
+    if augmentation:
+        console.say(augmentation)
     if resolved.num_classes is not None and resolved.num_classes <= 5:
         console.say(
             f"{resolved.num_classes} classes: Prec@5 counts the best {min(5, resolved.num_classes)}, so it is always 100"
@@ -95,6 +100,23 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
         console.notice(
             f"{dropped} images at the end of each epoch are left over: a rank would get fewer than two of them"
         )
+
+
+def augmentation_line(resolved: TrainConfig) -> str | None:
+    """What is done to training images beyond crop and flip; None where that is nothing."""
+    of_sample = [resolved.auto_augment] if resolved.auto_augment else []
+    of_sample += [f"random erase {resolved.random_erase:g}"] if resolved.random_erase else []
+    of_batch = [f"{key} {alpha:g}" for key in ("mixup", "cutmix") if (alpha := getattr(resolved, key))]
+    if not of_sample and not of_batch:
+        return None
+    line = "augmentation: " + ", ".join(of_sample + of_batch)
+    if len(of_batch) == 2:
+        line += " (each batch takes one of these two)"
+    if of_batch:
+        line += "; training accuracy is against the label with the larger share of each image"
+    if of_sample and resolved.synthetic:
+        line += f"; made-up images go without {' and '.join(of_sample)}"
+    return line
 
 
 def say_heap(console: Console, resolved: TrainConfig, heap: dict[str, Any]) -> None:
