@@ -83,7 +83,7 @@ def of_shapes(args: argparse.Namespace) -> Subject:
         subject.models[name] = apply_to_model(convolutions.to(device, dtype), memory_format)
     for key, shape in shapes.items():
         text = f"Conv2d({subject.models[CHANNELS_LAST].get_submodule(key).extra_repr()})"
-        inputs = ((TensorSpec(shape, dtype, True),), {})
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((TensorSpec(shape, dtype, True),), {})
         subject.cases.append(LayerCase((key,), text, inputs, args.mode == "train", False, [key], 1))
     return subject
 

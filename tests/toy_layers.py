@@ -63,7 +63,7 @@ class Layers(nn.Module):
         self.relu = nn.ReLU(inplace=True)  # used on two shapes
         self.pool = nn.MaxPool2d(2)
         self.add = Add()
-        self.double, self.triple = Scale(2.0), Scale(3.0)
+        self.twice, self.thrice = Scale(2.0), Scale(3.0)
         self.slow = SlowInChannelsLast()
         self.lonely = OnlyInItsModel()
         self.eval_only = OnlyInEval()
@@ -77,11 +77,11 @@ class Layers(nn.Module):
         if not self.training:
             x = self.eval_only(x)
         self.lonely.inside = True
-        x = self.lonely(self.slow(self.triple(self.double(x))))
+        x = self.lonely(self.slow(self.thrice(self.twice(x))))
         self.lonely.inside = False
         x = self.plain(x.contiguous())
         with torch.no_grad():
-            x = x + self.double(x)
+            x = x + self.twice(x)
         return self.head(x.mean((2, 3)))
 
 
@@ -92,3 +92,18 @@ def layers(num_classes: int) -> nn.Module:
 def flat(num_classes: int) -> nn.Module:
     """No module with a 4-D input but the first, a view."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+
+class Flattened(nn.Module):
+    """No module inside takes a 4-D input."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 8 * 8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.flatten(1))
+
+
+def flat_only(num_classes: int) -> nn.Module:
+    return Flattened(num_classes)

@@ -71,7 +71,9 @@ class Factor:
 
     @property
     def verdict(self) -> str:
-        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``."""
+        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``; under three rounds nothing is clear."""
+        if len(self.rounds) < 3:
+            return "unclear"
         low, high = self.spread
         return "slower" if low > 1 else "faster" if high < 1 else "unclear"
 
