@@ -140,6 +140,15 @@ def test_slower_only_beyond_the_spread(rounds: list[float], verdict: str) -> Non
     assert stopwatch.Factor(rounds).verdict == verdict
 
 
+def test_loss_and_factor_never_disagree() -> None:
+    """By the medians of the arms "a" is slower; in every round but one it is faster."""
+    a, b = [2.0, 3.0, 4.0, 5.0, 9.0], [2.1, 3.1, 2.0, 5.1, 9.1]
+    times = stopwatch.Times({"a": [[seconds] for seconds in a], "b": [[seconds] for seconds in b]})
+    assert times.median("a") > times.median("b")
+    assert times.factor("a", "b").verdict == "faster"
+    assert times.difference("a", "b") == pytest.approx(-0.1)
+
+
 def result(name: str, contiguous: float, last: float, calls: int = 1, met: int | None = None) -> layer_arms.LayerResult:
     case = layer_calls.LayerCase(
         (), "Conv2d(8, 8)", ((), {}), True, False, [name] * calls, calls if met is None else met

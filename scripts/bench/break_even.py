@@ -21,7 +21,7 @@ def break_even(costs: ShapeCosts, result: LayerResult) -> dict[str, Any]:
     to, gain = None, None
     if result.verdict in ("faster", "slower"):
         to = CHANNELS_LAST if result.verdict == "faster" else CONTIGUOUS
-        gain = abs(result.times.median(CONTIGUOUS) - result.times.median(CHANNELS_LAST))
+        gain = abs(result.times.difference(CHANNELS_LAST, CONTIGUOUS))
     first, back = (TO_CONTIGUOUS, TO_LAST) if to == CONTIGUOUS else (TO_LAST, TO_CONTIGUOUS)
     cost = costs.cost_of(first).median + (costs.cost_of(back).median if _has_gradient(result) else 0.0)
     return {

@@ -90,7 +90,7 @@ class LayerResult:
         """Seconds a step that channels-last costs (gains, where negative) in the calls that meet it in the model."""
         if self.times is None:
             return 0.0
-        return self.case.met * (self.times.median(CHANNELS_LAST) - self.times.median(CONTIGUOUS))
+        return self.case.met * self.times.difference(CHANNELS_LAST, CONTIGUOUS)
 
     def record(self) -> dict[str, Any]:
         """Plain types for the JSON file; seconds."""
