@@ -94,8 +94,8 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def interleave(arms: Arms, rounds: int, warmup_rounds: int) -> dict[str, list[float]]:
-    """Call every arm once a round; the speeds of each, those of the warm-up rounds left out.
+def interleave(arms: Arms, rounds: int, warmup_rounds: int, quiet: bool = False) -> dict[str, list[float]]:
+    """Call every arm once a round; the values of each, those of the warm-up rounds left out.
 
     Every other round runs backwards (AB BA AB): a machine that grows slower then favours neither arm.
     """
@@ -105,7 +105,8 @@ def interleave(arms: Arms, rounds: int, warmup_rounds: int) -> dict[str, list[fl
         found = {name: arms[name]() for name in names}
         counted = index >= warmup_rounds
         label = f"round {index - warmup_rounds + 1}/{rounds}" if counted else "warm-up round"
-        note(f"{label}: " + ", ".join(f"{name} {found[name]:.4g}" for name in arms))
+        if not quiet:
+            note(f"{label}: " + ", ".join(f"{name} {found[name]:.4g}" for name in arms))
         for name in arms if counted else ():
             values[name].append(found[name])
     return values
@@ -123,8 +124,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists the options)")
 
 
-def build_parser(doc: str | None, rounds: int, warmup_rounds: int) -> Parser:
-    """A parser with the options every benchmark has; ``doc``: the benchmark's docstring."""
+def build_parser(doc: str | None, rounds: int, warmup_rounds: int, require: bool = True) -> Parser:
+    """A parser with the options every benchmark has; ``doc``: the benchmark's docstring.
+
+    ``require``: whether there is a ratio to ask ``--require`` of.
+    """
     parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument_group("measurement").add_argument
     add("--rounds", type=at_least(1), default=rounds, metavar="N", help=f"counted rounds of all arms ({rounds})")
@@ -135,7 +139,9 @@ def build_parser(doc: str | None, rounds: int, warmup_rounds: int) -> Parser:
         metavar="N",
         help=f"rounds before them that are thrown away ({warmup_rounds})",
     )
-    add("--require", type=float, metavar="RATIO", help="exit 1 when a measured ratio is below this")
+    if require:
+        add("--require", type=float, metavar="RATIO", help="exit 1 when a measured ratio is below this")
+    parser.set_defaults(require=None)
     add("--json", type=Path, metavar="FILE", help="result file (runs/bench/<benchmark>-<date-time>.json)")
     return parser
 
