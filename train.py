@@ -10,6 +10,7 @@ from typing import Any
 from trainer.cli import Request, parse
 from trainer.config import TrainConfig, pick
 from trainer.exits import Session, run_to_exit_code
+from trainer.heap import ask_for_huge_pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(request: Request, session: Session) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
+    if request.config.cpu_heap == "hugepages":
+        ask_for_huge_pages()
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.
     import data_commands
     from data.build import DataOptions, LoaderOptions, open_loaders, open_sources

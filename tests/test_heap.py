@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.heap import _obstacle, choose_heap
+from trainer.heap import _kernel_has_huge_pages, _obstacle, choose_heap
 
 GIB = 2**30
 ROOT = Path(__file__).parent.parent
@@ -95,3 +96,31 @@ def test_choice_and_figures_are_printed_and_recorded(run, capsys, glibc):
     assert recorded["expected"] > 0
     assert run("--cpu-heap", "default", "--output-dir", "other") == 0
     assert json.loads(Path("other/environment.json").read_text())["cpu_heap"]["choice"] == "default"
+
+
+@pytest.mark.skipif(not _kernel_has_huge_pages(), reason="this kernel has no transparent huge pages")
+def test_huge_pages_are_asked_for_before_torch_allocates(tmp_path):
+    """In a process of its own: torch reads the setting once."""
+    flags = "-a toy_models:tiny --b 8 --synthetic-size 16 --image-size 32 --num-classes 4 --tensorboard false"
+    done = subprocess.run(
+        [sys.executable, ROOT / "train.py", *flags.split(), "--cpu-heap", "hugepages", "--output-dir", "run"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "CPU heap: hugepages (as asked)" in done.stdout
+    assert json.loads((tmp_path / "run/environment.json").read_text())["cpu_heap"]["choice"] == "hugepages"
+
+
+def test_huge_pages_that_are_not_there_are_not_claimed(run, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.heap._kernel_has_huge_pages", lambda: False)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # put back afterwards
+    assert run("--cpu-heap", "hugepages") == 0
+    assert "CPU heap: default (the system grants no huge pages here)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_that_cannot_retain_hears_of_huge_pages(glibc, monkeypatch, there):
+    monkeypatch.setattr("trainer.heap._kernel_has_huge_pages", lambda: there)
+    choice, why = choose_heap("auto", "cpu", 10 * GIB, 16 * GIB)
+    assert choice == "default"
+    assert ("--cpu-heap hugepages" in why) is there

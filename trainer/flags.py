@@ -105,7 +105,7 @@ ROWS: list[Row] = [
         ("device", "--device", "auto, cpu, cuda or mps", "NAME"),
         ("compile", "--compile --torchcompile", "torch.compile the model"),
         ("tf32", "--tf32", "TensorFloat-32 in float32 products and convolutions on CUDA"),
-        ("cpu_heap", "--cpu-heap", "auto, retain or default: keep freed memory in the process on a CPU (glibc); auto retains where 1.7 x the expected memory is free", "NAME"),
+        ("cpu_heap", "--cpu-heap", "auto, retain, hugepages or default: keep freed memory in the process on a CPU (glibc), or have it in huge pages, which takes no more of it; auto retains where 1.7 x the expected memory is free", "NAME"),
     ),
     *_rows(
         GROUPS[4],

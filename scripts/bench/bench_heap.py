@@ -1,4 +1,4 @@
-"""The glibc heap that keeps freed memory against the default one, as alternating fresh runs of train.py on a CPU.
+"""A CPU heap of ours (--heap) against the default one, as alternating fresh runs of train.py on a CPU.
 
 Made-up images, both memory formats, a few models: images a second of the steady steps, and the peak memory of each.
 A run is one epoch of --steps steps and a short validation. --require is asked of every model in the formats named by
@@ -16,12 +16,12 @@ from typing import Any
 
 import common
 import machine
-from runs import read_summary, run_process, train_command
 
+from runs import read_summary, run_process, train_command
 from trainer.checks import OPT_LEVELS
 
 FORMATS = ("channels_last", "contiguous_format")
-ARMS = ("retain", "default")
+HEAPS = ("retain", "hugepages")  # what may be set against the default
 
 
 def run_arm(args: argparse.Namespace, arch: str, memory_format: str, heap: str) -> dict[str, float]:
@@ -40,7 +40,8 @@ def run_arm(args: argparse.Namespace, arch: str, memory_format: str, heap: str) 
 
 def compare(args: argparse.Namespace, arch: str, memory_format: str) -> tuple[common.Comparison, dict[str, Any]]:
     """One model in one format; the comparison of speeds, and the peak memory in GiB by heap."""
-    peaks: dict[str, list[float]] = {heap: [] for heap in ARMS}
+    arms = (args.heap, "default")
+    peaks: dict[str, list[float]] = {heap: [] for heap in arms}
 
     def arm(heap: str) -> Callable[[], float]:
         def run() -> float:
@@ -52,10 +53,10 @@ def compare(args: argparse.Namespace, arch: str, memory_format: str) -> tuple[co
 
     title = f"{arch} b{args.batch_size} {args.image_size} px, {args.opt_level}, {memory_format}"
     common.note(title)
-    values = common.interleave({heap: arm(heap) for heap in ARMS}, args.rounds, args.warmup_rounds)
+    values = common.interleave({heap: arm(heap) for heap in arms}, args.rounds, args.warmup_rounds)
     peak = {heap: max(found) for heap, found in peaks.items()}
     required = memory_format in args.require_formats
-    return common.Comparison(title, *ARMS, "img/s", values, required), {"title": title, "peak_memory_gib": peak}
+    return common.Comparison(title, *arms, "img/s", values, required), {"title": title, "peak_memory_gib": peak}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -74,6 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=["channels_last"],
         help="those --require is asked of (channels_last)",
     )
+    add("--heap", choices=HEAPS, default="retain", help="what the default heap is compared with (retain)")
     add("--steps", type=common.at_least(1), default=14, metavar="N", help="steps of a run, warm-up included (14)")
     add(
         "--warmup-steps",
@@ -98,10 +100,10 @@ def measure(argv: Sequence[str] | None) -> int:
     args = parse(argv)
     measured = [compare(args, arch, memory_format) for arch in args.arch for memory_format in args.memory_format]
     memory = [facts for _, facts in measured]
-    lines = ["peak memory, retained against default:"]
+    lines = [f"peak memory, {args.heap} against default:"]
     for facts in memory:
-        retained, default = (facts["peak_memory_gib"][heap] for heap in ARMS)
-        lines.append(f"  {facts['title']}: {retained:.2f} GiB, {default:.2f} GiB, {retained / default:.2f} times")
+        other, default = (facts["peak_memory_gib"][heap] for heap in (args.heap, "default"))
+        lines.append(f"  {facts['title']}: {other:.2f} GiB, {default:.2f} GiB, {other / default:.2f} times")
     return common.finish("bench_heap", args, [comparison for comparison, _ in measured], {"memory": memory}, lines)
 
 
