@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from helpers import refused
+from test_distributed import launch
 from torch import Tensor, nn
 
 from trainer import build, format_trial
@@ -32,7 +33,7 @@ def test_auto_joins_the_spellings(word: str):
     assert coerce("channels_last", word) == "auto"
     assert parse(["--channels-last", word, "images"]).config.channels_last == "auto"
     assert parse([f"--channels-last={word}"]).config.channels_last == "auto"
-    assert parse(["--channels_last", word]).config.data_dir is None
+    assert parse(["--channels-last", word]).config.data_dir is None
 
 
 def test_no_other_switch_takes_auto():
@@ -206,3 +207,16 @@ def test_the_copies_are_gone_afterwards(run, faster, monkeypatch, arch):
     monkeypatch.setattr(build, "choose_format", choose)
     assert run("-a", arch, "--channels-last", "auto") == 0
     assert alive == [None] * 4
+
+
+@pytest.mark.slow
+def test_two_ranks_take_what_rank_0_found(tmp_path: Path):
+    flags = ("-a", "toy_models:dropping", "--b", 2, "--synthetic-size", 1280, "-p", 1000)
+    done = launch(tmp_path, 2, *flags, "--channels-last", "auto", "--output-dir", "auto")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("--channels-last auto: timing both") == 1
+    assert done.stdout.count("img/s, contiguous") == 1
+    chosen = setting(str(tmp_path / "auto"), "resolved.yaml")
+    given = launch(tmp_path, 2, *flags, "--channels-last", str(chosen).lower(), "--output-dir", "given")
+    assert given.returncode == 0, given.stderr[-2000:]
+    assert_equal(str(tmp_path / "auto"), str(tmp_path / "given"))

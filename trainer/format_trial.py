@@ -118,8 +118,8 @@ def take_turns(
 ) -> list[tuple[float, float]]:
     """Seconds of a pass (contiguous, channels-last), a pair a round, warm-up rounds left out.
 
-    Every other round runs backwards. A turn is begun only where one as long as this arm's last still fits, so that the
-    bound is passed by what a first turn takes and no more.
+    Every other round runs backwards. A turn is begun only where one as long as this arm's last still fits; the share of
+    the run is reckoned from the fastest pass, so it is known once a pass ran at full speed.
     """
     start, fastest, last = clock(), math.inf, dict[bool, float]()
     rounds: list[tuple[float, float]] = []
