@@ -54,7 +54,9 @@ def make_cases(args: argparse.Namespace, device: torch.device) -> Iterator[Case]
     for channels in (1, 3):
         seed_everything(0)
         shape = (images, channels, height, width)
-        yield make_case(f"odd widths, {channels} channel", OddWidths(channels, 5), shape, 5, device)
+        yield make_case(
+            f"odd widths, {channels} channel{'s' * (channels > 1)}", OddWidths(channels, 5), shape, 5, device
+        )
 
 
 def checks_of(case: Case, args: argparse.Namespace, dtype: str) -> Iterator[Check]:
