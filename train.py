@@ -51,8 +51,9 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
 
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
     banner.say_request(console, start.config, config, group.device, threads)
-    built = build.build_stepper(config, group, new_weights=start.checkpoint is None)
-    stepper, config = built.stepper, config.replace(cpu_heap=built.heap["choice"])
+    built = build.build_stepper(config, group, new_weights=start.checkpoint is None, train_images=sizes["train"])
+    stepper = built.stepper
+    config = config.replace(cpu_heap=built.heap["choice"], channels_last=built.channels_last)
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)

@@ -65,9 +65,9 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("null", {"data_dir": "null"}),
 ]  # fmt: skip
 REFUSED: list[tuple[list[str], str]] = [
-    (["--channels-last=maybe"], "--channels-last needs true or false, got 'maybe'"),
+    (["--channels-last=maybe"], "--channels-last needs true, false or 'auto', got 'maybe'"),
     (["--channels-last", "maybe", "images"], "one DIR at most"),
-    (["--channels-last="], "--channels-last needs true or false"),
+    (["--channels-last="], "--channels-last needs true, false or 'auto'"),
     (["--lr-milestones"], "--lr-milestones needs numbers"),
     (["--lr-milestones", "images"], "--lr-milestones needs numbers"),
     (["--lr-milestones", "-5", "3"], "--lr-milestones must rise from above 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
-from trainer.distributed import Group, read_ranks
+from trainer.distributed import Group, Ranks, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
 from trainer.errors import UserError
 from trainer.exits import Session
+from trainer.format_trial import choose_format, expected_passes
 from trainer.hardware import expected_memory, free_memory
 from trainer.heap import choose_heap, retain_heap
 from trainer.levels import DTYPES, LevelOptions, level_options, override_options
@@ -43,17 +45,20 @@ _BYTES_A_PARAMETER = {"O0": 12, "O1": 14, "O2": 16, "O3": 6}
 
 @dataclass(frozen=True)
 class Built:
-    """A stepper, lines for the log, and the heap: ``choice``, ``why``, bytes ``expected`` and ``free`` (None: unknown)."""
+    """A stepper, lines for the log, the heap (``choice``, ``why``, bytes ``expected`` and ``free``, None: unknown),
+    and the memory format's switch, ``auto`` settled."""
 
     stepper: Stepper
     lines: list[str]
     heap: dict[str, Any]
+    channels_last: bool
 
 
-def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> Built:
+def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_images: int | None = None) -> Built:
     """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
+    ``train_images``: of an epoch, over all ranks; ``--channels-last auto`` is settled in bounds that follow from it.
     """
     assert config.num_classes is not None
     assert config.opt_level is not None
@@ -63,10 +68,24 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> Built
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
     heap = _set_heap(model, config, options, group)
+    lines = [line] if line else []
+    if config.channels_last == "auto":
+        passes = expected_passes(config, train_images, group.world_size)
+        channels_last, why = group.on_main(lambda: _time_formats(model, config, options, group.device, passes))
+        config, lines = config.replace(channels_last=channels_last), [*lines, why]
+    stepper = _assemble(model, config, options, group)
+    # Ranks built the same model; from here on their dropout differs.
+    seed_everything(config.seed, group.ranks.rank + 1)
+    assert isinstance(config.channels_last, bool)
+    return Built(stepper, lines, heap, config.channels_last)
+
+
+def _assemble(model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group) -> Stepper:
+    """From SyncBN on."""
     if config.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = apply_to_model(model.to(group.device), resolve_memory_format(config.channels_last))
-    precision = Precision(options, half, group.device)
+    precision = Precision(options, DTYPES[config.amp_dtype], group.device)
     precision.convert_model(model)
     stepped = precision.bind(model)
     if not stepped:
@@ -74,12 +93,21 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool) -> Built
     optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
     check_stride_orders(optimizer, precision.masters)
     wrapped = _wrap(model, group, config.compile, static_graph_is_safe(config))
-    stepper = Stepper(
+    return Stepper(
         model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
-    # Ranks built the same model; from here on their dropout differs.
-    seed_everything(config.seed, group.ranks.rank + 1)
-    return Built(stepper, [line] if line else [], heap)
+
+
+def _time_formats(
+    model: nn.Module, config: TrainConfig, options: LevelOptions, device: torch.device, passes: int | None
+) -> tuple[bool, str]:
+    """Both formats on copies, in a world of one: other ranks wait, so there is nobody to reduce with."""
+
+    def build(channels_last: bool) -> Stepper:
+        alone = config.replace(channels_last=channels_last, sync_bn=False, compile=False)
+        return _assemble(copy.deepcopy(model), alone, options, Group(Ranks(), device))
+
+    return choose_format(build, config, device, passes)
 
 
 def _load_weights(model: nn.Module, config: TrainConfig, group: Group) -> str | None:

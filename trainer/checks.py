@@ -87,6 +87,8 @@ def _check_ranges(config: TrainConfig) -> None:
 
 
 def _check_choices(config: TrainConfig) -> None:
+    if config.channels_last not in (True, False, "auto"):
+        raise UserError(f"--channels-last needs true, false or 'auto', got {config.channels_last!r}")
     for key, choices in _CHOICES.items():
         value = getattr(config, key)
         if value is not None and value not in choices:

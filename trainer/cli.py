@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainer.checks import flag_of
-from trainer.coerce import FALSE_WORDS, NONE_WORDS, TRUE_WORDS, is_bool, may_be_none, nearest, shown, typed
+from trainer.coerce import FALSE_WORDS, NONE_WORDS, TRUE_WORDS, is_bool, may_be_auto, may_be_none, nearest, shown, typed
 from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig
 from trainer.config_file import read_config_file
 from trainer.errors import UserError
@@ -156,7 +156,7 @@ def _belongs_to(row: Row, word: str) -> bool:
         return True
     if row.optional:
         return re.fullmatch(row.optional[1], word, re.IGNORECASE) is not None
-    return word.lower() in TRUE_WORDS + FALSE_WORDS
+    return word.lower() in TRUE_WORDS + FALSE_WORDS or (may_be_auto(row.key) and word.lower() == "auto")
 
 
 def _is_abbreviation(token: str) -> bool:

@@ -56,7 +56,13 @@ def typed(raw: Mapping[str, Any], below: Mapping[str, Any] | None = None) -> dic
 
 
 def is_bool(key: str) -> bool:
-    return _HINTS[key] in (bool, bool | None)
+    """Whether the bare flag means true; some of these take ``auto`` too."""
+    return _HINTS[key] is bool or bool in typing.get_args(_HINTS[key])
+
+
+def may_be_auto(key: str) -> bool:
+    """Whether a flag of true or false takes ``auto`` too."""
+    return is_bool(key) and str in typing.get_args(_HINTS[key])
 
 
 def may_be_none(key: str) -> bool:
@@ -133,6 +139,10 @@ def _canonical(key: str, value: Any) -> Any:
             if value.lower() != "dynamic":
                 raise
         return "dynamic"
+    if may_be_auto(key) and isinstance(value, str):
+        if value.lower() != "auto":
+            raise ValueError
+        return "auto"
     if key == "opt_level":
         return value.upper()
     if key in _LOWER_CASE:
@@ -147,6 +157,8 @@ def _canonical(key: str, value: Any) -> Any:
 def _kind(key: str, options: tuple[Any, ...]) -> str:
     if key == "loss_scale":
         return "a number or 'dynamic'"
+    if may_be_auto(key):
+        return "true, false or 'auto'"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     option = options[0]
     if typing.get_origin(option) is not tuple:

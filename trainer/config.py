@@ -99,7 +99,7 @@ class TrainConfig:
     amp_dtype: str = "auto"
     keep_batchnorm_fp32: bool | None = None
     loss_scale: str | float | None = None
-    channels_last: bool = False
+    channels_last: bool | str = False  # text is "auto" alone, which the start of a run replaces by a bool
     sync_bn: bool = False
     device: str = "auto"
     compile: bool = False

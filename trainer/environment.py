@@ -73,6 +73,7 @@ def resolve_config(
             )
         config = _resolve_input(config, preset)
         config = _resolve_precision(config, device, auto_dtype, notices)
+        config = _resolve_format(config, saved or {}, notices)
         return _resolve_schedule(config), notices
     except UserError as error:
         error.on_every_rank = True
@@ -162,6 +163,19 @@ def _resolve_precision(
         else config.keep_batchnorm_fp32,
         loss_scale=defaults.loss_scale if scale is None else scale,
     )
+
+
+def _resolve_format(config: TrainConfig, saved: dict[str, Any], notices: list[str]) -> TrainConfig:
+    """``--channels-last auto``: what the run began with; where that is unknown, ``build.build_stepper`` times both."""
+    if config.channels_last != "auto":
+        return config
+    chosen, why = saved.get("channels_last"), "what this run began with"
+    if config.evaluate and chosen is None:
+        chosen, why = False, "since an evaluation is one pass"
+    if chosen is None:
+        return config
+    notices.append(f"--channels-last auto: {str(chosen).lower()}, {why}")
+    return config.replace(channels_last=chosen)
 
 
 def _resolve_schedule(config: TrainConfig) -> TrainConfig:

@@ -100,7 +100,7 @@ ROWS: list[Row] = [
         ("amp_dtype", "--amp-dtype", "auto, float16 or bfloat16; auto is float16 on CUDA, bfloat16 on a CPU", "DTYPE"),
         ("keep_batchnorm_fp32", "--keep-batchnorm-fp32", "O2, O3: batch norm in float32 or not (default: the level's)"),
         ("loss_scale", "--loss-scale", "a number or 'dynamic' (default: the level's)", "SCALE"),
-        ("channels_last", "--channels-last", "model and every batch in torch.channels_last; bare means true (default: false)"),
+        ("channels_last", "--channels-last", "model and every batch in torch.channels_last; bare means true, auto times both formats at the start (default: false)"),
         ("sync_bn", "--sync-bn --sync_bn", "batch-norm statistics over all ranks (CUDA)"),
         ("device", "--device", "auto, cpu, cuda or mps", "NAME"),
         ("compile", "--compile --torchcompile", "torch.compile the model"),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 
-def resolve_memory_format(channels_last: bool) -> torch.memory_format:
+def resolve_memory_format(channels_last: bool | str) -> torch.memory_format:
+    assert isinstance(channels_last, bool), "auto is settled before anything is laid out, see format_trial"
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
