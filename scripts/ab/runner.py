@@ -15,7 +15,6 @@ from ab.process import Start, last_lines, median_step, run_once
 from ab.settings import Settings
 from ab.verdict import done_by_arm, round_of
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_USER, UserError
-from trainer.progress import duration
 from trainer.run_folder import write_atomically
 
 FILE = "comparison.json"
@@ -229,6 +228,13 @@ def _drop(words: Sequence[str], flag: str) -> list[str]:
         elif not word.startswith(f"{flag}="):
             kept.append(word)
     return kept
+
+
+def duration(seconds: float) -> str:
+    """``2m03s``; torch comes in with the module that knows, so not for --help."""
+    from trainer.progress import duration as written
+
+    return written(seconds)
 
 
 def _say(line: str) -> None:
