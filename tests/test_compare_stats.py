@@ -33,17 +33,16 @@ def simulate(rounds: int, effect: float, generator: np.random.Generator) -> Rati
     return compare(first, second, draws=400)
 
 
-def found(rounds: int, effect: float, seed: int = 1) -> list[Ratio]:
+def found(rounds: int, effect: float, seed: int = 1, count: int = COMPARISONS) -> list[Ratio]:
     generator = np.random.Generator(np.random.PCG64(seed))
-    return [simulate(rounds, effect, generator) for _ in range(COMPARISONS)]
+    return [simulate(rounds, effect, generator) for _ in range(count)]
 
 
 @pytest.mark.parametrize("rounds", [3, 5])
 def test_equal_arms_are_told_apart_once_in_twenty_at_most(rounds):
-    wrong = sum(not ratio.low <= 1 <= ratio.high for ratio in found(rounds, 0.0))
-    # 5 % of 200 is 10; four standard deviations of chance are 12 more.
-    assert wrong <= 10 + 12
-    assert wrong / COMPARISONS <= 0.05
+    # Over 200 comparisons chance alone moves the share by 1.5 %; over 1000 by 0.7 %.
+    wrong = sum(not ratio.low <= 1 <= ratio.high for ratio in found(rounds, 0.0, count=1000))
+    assert wrong / 1000 <= 0.05
 
 
 @pytest.mark.parametrize("effect", [0.02, 0.05, 0.20])
