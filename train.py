@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.cli import Request, parse
@@ -13,12 +13,17 @@ from trainer.exits import Session, run_to_exit_code
 from trainer.heap import ask_for_huge_pages
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one training; returns the exit code (0 done; the others are in ``trainer.errors``)."""
-    return run_to_exit_code(lambda session: run(parse(argv), session))
+def main(argv: Sequence[str] | None = None, loader_wrapper: Callable[[Any], Any] | None = None) -> int:
+    """Run one training; returns the exit code (0 done; the others are in ``trainer.errors``).
+
+    ``loader_wrapper``: given the training loader, returns what the loop is to read instead.
+    """
+    return run_to_exit_code(lambda session: run(parse(argv), session, loader_wrapper))
 
 
-def run(request: Request, session: Session) -> tuple[str, str | None]:
+def run(
+    request: Request, session: Session, loader_wrapper: Callable[[Any], Any] | None = None
+) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
     if request.config.cpu_heap == "hugepages":
         ask_for_huge_pages()
@@ -64,6 +69,7 @@ def run(request: Request, session: Session) -> tuple[str, str | None]:
         raise UserError(
             f"{sizes['train']} training images are too few: a step needs two for each of {group.world_size} ranks", True
         )
+    train = train if loader_wrapper is None else loader_wrapper(train)
     banner.say_heap(console, config, built.heap)
     banner.say_data(console, config, *sources, train.sampler.dropped)
     schedule, lr_line = build.build_schedule(config, train.sampler.global_batch_size, train.steps_in_epoch)

@@ -89,6 +89,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--stop-after-epochs", "1", 1, None),
     ("--stop-after-steps", "1", 1, None),
     ("--timing-warmup-steps", "2", 2, 5),
+    ("--step-times", "true", True, False),
     ("--traceback", "true", True, False),
 ]
 # Each is refused without the other.

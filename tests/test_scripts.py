@@ -12,18 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["scripts/test.sh", "scripts/quickstart.sh"]
 
-# Stands where VENV/bin/python would: logs each call; "trains" by writing a summary of two epochs; runs code from stdin.
+# Stands where VENV/bin/python would: logs each call; runs code from stdin.
 STAND_IN = """#!/usr/bin/env bash
 printf '%s|' "$@" >> "$CALLS"; echo >> "$CALLS"
 if [[ "${{1:-}} ${{2:-}}" == "-m ${{FAILS:-none}}" ]]; then exit 7; fi
 case "$1" in
     -) exec {python} "$@" ;;
-    train.py)
-        folder="${{@: -1}}"
-        mkdir -p "$folder"
-        speed=100; [[ $folder == *channels_last ]] && speed=150
-        printf 'epoch,images_per_sec_total\\n0,1.0\\n1,%s\\n' "${{SPEED-$speed}}" > "$folder/summary.csv"
-        echo "trained $folder" ;;
+    scripts/compare.py) exit ${{COMPARED:-0}} ;;
 esac
 """
 
@@ -97,26 +92,17 @@ def test_test_sh_stops_at_the_first_failure(stand_in: StandIn) -> None:
     assert not stand_in.calls("-m pytest")
 
 
-def test_quickstart_compares_the_two_formats(stand_in: StandIn) -> None:
+def test_quickstart_ends_with_the_comparison_and_where_its_report_is(stand_in: StandIn) -> None:
     done = stand_in.run("scripts/quickstart.sh", "-a", "resnet50")
     assert (done.returncode, done.stderr) == (0, "")
-    (runs,) = (stand_in.root / "runs").iterdir()
     assert stand_in.calls("-m pip install")[0][-2:] == ["-r", "requirements.txt"]
-    first, second = stand_in.calls("train.py")
-    assert first[-4:] == ["--channels-last", "true", "--output-dir", f"{runs}/channels_last"]
-    assert second[-4:] == ["--channels-last", "false", "--output-dir", f"{runs}/contiguous_format"]
-    assert first[:-4] == second[:-4]
-    assert first[-6:-4] == ["-a", "resnet50"]
-    words = [line.split() for line in done.stdout.splitlines()]
-    assert ["channels_last", "150.0"] in words
-    assert ["contiguous_format", "100.0"] in words
-    assert ["ratio", "1.50"] in words
-    assert f"trained {runs}/channels_last" in done.stdout
+    ((script, *options),) = stand_in.calls("scripts/compare.py")
+    runs = options[options.index("--output-dir") + 1]
+    assert options == ["--config", "cpu_quick", "--output-dir", runs, "--", "-a", "resnet50"]
+    assert Path(runs).parent == stand_in.root / "runs"
+    assert f"{runs}/report.html" in done.stdout
     assert f"{stand_in.elsewhere}/env/bin/tensorboard --logdir {runs}" in done.stdout
 
 
-def test_quickstart_says_when_a_run_has_no_speed(stand_in: StandIn) -> None:
-    done = stand_in.run("scripts/quickstart.sh", SPEED="")
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "holds no epoch speed" in done.stderr
+def test_quickstart_ends_with_the_code_of_the_comparison(stand_in: StandIn) -> None:
+    assert stand_in.run("scripts/quickstart.sh", COMPARED="3").returncode == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import torch
 from torch import Tensor, nn
@@ -176,3 +177,40 @@ class SyncWatched(Tiny):
 
 def sync_watched(num_classes: int) -> nn.Module:
     return SyncWatched(num_classes)
+
+
+class WrongInChannelsLast(Tiny):
+    """An op that computes something else in one memory format."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scale = 1.5 if images.is_contiguous(memory_format=torch.channels_last) else 1.0
+        return scale * super().forward(images) + scale
+
+
+def wrong_in_channels_last(num_classes: int) -> nn.Module:
+    return WrongInChannelsLast(num_classes)
+
+
+class Sleepy(Tiny):
+    """Steps of about 40 ms; ``extra`` adds this share of whatever the time since the last forward pass was."""
+
+    def __init__(self, num_classes: int, extra: float) -> None:
+        super().__init__(num_classes)
+        self.extra = extra
+        self.last: float | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(0.04)
+            if self.last is not None:
+                time.sleep(self.extra * (time.perf_counter() - self.last))
+            self.last = time.perf_counter()
+        return super().forward(images)
+
+
+def sleepy(num_classes: int) -> nn.Module:
+    return Sleepy(num_classes, 0.0)
+
+
+def sleepier(num_classes: int) -> nn.Module:
+    return Sleepy(num_classes, 0.1)

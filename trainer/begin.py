@@ -22,6 +22,7 @@ from trainer.run_folder import new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.saver import CheckpointSaver, load_model, restore
 from trainer.step import Stepper
+from trainer.step_times import StepTimes
 
 
 def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> tuple[Progress, list[str]]:
@@ -95,6 +96,7 @@ def open_engine(
     report = Reporter(console, session.files, group, None if config.synthetic else config.workers)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    engine.step_times = StepTimes(config.step_times, folder, group)
     return engine
 
 

@@ -22,6 +22,7 @@ PER_START = (
     "stop_after_epochs",
     "stop_after_steps",
     "prof",
+    "step_times",
     "evaluate",
     "rescan",
     "check_data",
@@ -118,6 +119,7 @@ class TrainConfig:
     timing_warmup_steps: int = 5
     tensorboard: bool = True
     prof: int | None = None
+    step_times: bool = False
     traceback: bool = False
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.step import Health, Plan, Stepper
+from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
 
 
@@ -85,6 +86,7 @@ class Engine:
         self.profiler = profiler
         self.clock = Clock(group.device)
         self.progress = Progress()
+        self.step_times = StepTimes(False, None, group)
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
@@ -107,7 +109,8 @@ class Engine:
         steps = done + train.sampler.steps_left()
         self.stepper.wrapped.train()
         sums = RunningSums(self.group.device, progress.epoch_sums)
-        timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done)
+        timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done, self.step_times.enabled)
+        self.step_times.start(timer)
         self._announce(timer, steps - done)
         self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
         position = progress.epoch * train.steps_in_epoch
@@ -119,10 +122,13 @@ class Engine:
             taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
             self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
-            if self._is_logged(index, steps):
+            logged = self._is_logged(index, steps)
+            self.step_times.add(sums, logged)
+            if logged:
                 self.stepper.raise_if_non_finite(self._log(index, steps, lr, sums, timer))
             if self._stop and index + 1 < steps:
                 return self._leave()
+        self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
         val_means = self.validate(val)
@@ -178,6 +184,7 @@ class Engine:
         """Save inside an epoch (its end has saved already) and say how far the run came."""
         progress = self.progress
         self.report.console.end_bar()
+        self.step_times.write(progress.epoch, progress.skipped_steps)
         if progress.samples_in_epoch:
             self.group.broadcast_buffers(self.stepper.model)
             self.saver.save(progress, is_best=False)

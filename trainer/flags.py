@@ -121,6 +121,7 @@ ROWS: list[Row] = [
         ("timing_warmup_steps", "--timing-warmup-steps", "first steps of an epoch that its speed leaves out"),
         ("tensorboard", "--tensorboard", "write TensorBoard event files"),
         ("prof", "--prof", "profile steps N to N+9, write a trace, stop"),
+        ("step_times", "--step-times", "write the time of every step and the losses of the first 100 of an epoch to step_times.jsonl"),
         ("traceback", "--traceback", "show the traceback of an error that is the user's too"),
         ("local_rank", "--local-rank --local_rank", "accepted for launchers that pass it; the environment decides"),
     ),

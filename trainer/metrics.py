@@ -49,6 +49,10 @@ class RunningSums:
         self.total = [then + now for then, now in zip(self.total, window, strict=True)]
         return window
 
+    def window(self) -> Tensor:
+        """A copy of what was added since the last ``take``, of this rank, left on the device."""
+        return self._window.clone()
+
     def total_over(self, group: Group) -> list[float]:
         """Everything so far over all ranks, where ``take`` was called without a group."""
         self.take()

@@ -17,6 +17,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.name = "cuda events" if self._cuda else "perf_counter"
 
     def mark(self) -> Any:
         if not self._cuda:
@@ -36,11 +37,15 @@ class StepTimer:
     ``waiting()`` before a batch is asked for, ``got_batch()`` once it is there, ``step_done(images)``
     after the optimizer. On CUDA the wait is the gap on the device's own time line between a step and
     its next batch being ready there (copied and normalised), not the time the host spent in the
-    loader while the device was busy.
+    loader while the device was busy. ``keep_steps``: ``per_step`` will be asked for, so no mark is dropped.
     """
 
-    def __init__(self, clock: Clock, warmup_steps: int, planned_steps: int) -> None:
+    def __init__(self, clock: Clock, warmup_steps: int, planned_steps: int, keep_steps: bool = False) -> None:
         self._clock = clock
+        self.clock_name = clock.name
+        self._keep = keep_steps
+        self._kept: list[tuple[Any, int, list[tuple[Any, Any]]]] = []  # a step's end, its images, its waits
+        self._waits: list[tuple[Any, Any]] = []
         # Too few steps to leave the warm-up out: time all but the first.
         self.shortened = planned_steps < 2 * warmup_steps
         self.warmup_steps = max(0, min(1, planned_steps - 1)) if self.shortened else warmup_steps
@@ -60,13 +65,19 @@ class StepTimer:
         self._wait_start = self._clock.mark()
 
     def got_batch(self) -> None:
-        self._pending.append((self._wait_start, self._clock.mark(), self.steps >= self.warmup_steps))
+        ready = self._clock.mark()
+        self._pending.append((self._wait_start, ready, self.steps >= self.warmup_steps))
+        if self._keep:
+            self._waits.append((self._wait_start, ready))
 
     def step_done(self, images: int) -> None:
         """``images``: how many the step took, over all ranks."""
         self.steps += 1
         self.images += images
         self._last = self._clock.mark()
+        if self._keep:
+            self._kept.append((self._last, images, self._waits))
+            self._waits = []
         if self.steps == self.warmup_steps:
             self._steady_start = self._last
         elif self.steps > self.warmup_steps:
@@ -100,6 +111,16 @@ class StepTimer:
             "steady_steps": steady_steps,
             "wall_images_per_sec": whole_images / max(whole_seconds, 1e-9),
             "data_wait_share": self.data_wait_share(),
+        }
+
+    def per_step(self) -> dict[str, list[float]]:
+        """``seconds`` from step end to step end, ``data_wait`` (seconds of these) and ``images`` of every step
+        so far, warm-up included; needs ``keep_steps``. Call where the host has waited for the device."""
+        ends = [self._start, *(end for end, _, _ in self._kept)]
+        return {
+            "seconds": [self._clock.seconds(start, end) for start, end in zip(ends, ends[1:], strict=False)],
+            "data_wait": [sum(self._clock.seconds(*wait) for wait in waits) for _, _, waits in self._kept],
+            "images": [images for _, images, _ in self._kept],
         }
 
     def data_wait_share(self) -> float:

@@ -1,0 +1,115 @@
+"""Arms: their flags, which settings these name, and the check that nothing else differs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checks import flag_of
+from trainer.cli import parse
+from trainer.errors import UserError
+
+DEFAULT_ARMS = {"contiguous": "--channels-last false", "channels_last": "--channels-last true"}
+MOST_ARMS = 8
+# Settings that a named one brings with it when the start of the run resolves it.
+_FOLLOWS: dict[str, tuple[str, ...]] = {
+    "opt_level": ("amp_dtype", "keep_batchnorm_fp32", "loss_scale"),
+    "amp_dtype": ("loss_scale",),
+    "device": ("opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "cpu_heap"),
+    "batch_size": ("val_batch_size",),
+    "image_size": ("val_image_size", "val_resize"),
+    "val_image_size": ("val_resize",),
+    "epochs": ("lr_milestones", "lr_warmup_epochs"),
+    "lr_schedule": ("lr_milestones", "lr_warmup_epochs"),
+    "lr_milestones": ("lr_warmup_epochs",),
+    "lr_step_size": ("lr_milestones", "lr_warmup_epochs"),
+    "arch": ("image_size", "val_image_size", "val_resize", "interpolation", "mean", "std"),
+    "weights": ("image_size", "val_image_size", "val_resize", "interpolation", "mean", "std"),
+    "pretrained": ("image_size", "val_image_size", "val_resize", "interpolation", "mean", "std"),
+    "data_dir": ("synthetic", "num_classes", "epochs", "lr_milestones", "lr_warmup_epochs"),
+    "train_shards": ("synthetic", "num_classes", "epochs", "lr_milestones", "lr_warmup_epochs"),
+}
+# Settings with which two runs are meant to have the same losses, whatever their speed.
+_SAME_MATHEMATICS = {
+    "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
+    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A name, the flags that set it apart, and the settings these name."""
+
+    name: str
+    flags: tuple[str, ...]
+    named: tuple[str, ...]
+
+    def follows(self) -> set[str]:
+        """Every setting this arm may differ in."""
+        found = set(self.named)
+        for key in self.named:
+            found.update(_FOLLOWS.get(key, ()))
+        return found
+
+
+def parse_arms(texts: Sequence[str] | Mapping[str, str], common: Sequence[str]) -> list[Arm]:
+    """Arms from ``NAME: flags`` texts or from a mapping. Raises UserError, also where train.py would refuse the flags."""
+    pairs = list(texts.items()) if isinstance(texts, Mapping) else [_split(text) for text in texts]
+    names = [name for name, _ in pairs]
+    if not 2 <= len(pairs) <= MOST_ARMS:
+        raise UserError(
+            f"a comparison takes 2 to {MOST_ARMS} arms, got {len(pairs)}: give --arm 'NAME: flags' for each"
+        )
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise UserError(f"an arm's name is made of letters, digits, '.', '_' and '-', got {name!r}")
+        if names.count(name) > 1:
+            raise UserError(f"two arms are called {name!r}: give each a name of its own")
+    return [_arm(name, text, common) for name, text in pairs]
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, colon, flags = text.partition(":")
+    if not colon:
+        raise UserError(f"--arm takes 'NAME: flags', got {text!r}")
+    return name.strip(), flags
+
+
+def _arm(name: str, text: str, common: Sequence[str]) -> Arm:
+    try:
+        flags = tuple(shlex.split(text or ""))
+        request = parse([*common, *flags])
+        base = parse(common)
+    except (UserError, ValueError) as error:
+        raise UserError(f"arm {name}: {error}") from None
+    try:
+        named = set(parse(flags).given)
+    except UserError:  # flags that need one of the common flags beside them
+        named = {key for key, value in request.given.items() if base.given.get(key, base) != value}
+    return Arm(name, flags, tuple(sorted(named)))
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Keys in which two resolved configs differ."""
+    return sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
+
+
+def check_resolved(arms: Sequence[Arm], resolved: Sequence[Mapping[str, Any]], ignored: Sequence[str] = ()) -> None:
+    """Raise UserError where an arm differs from the first in a setting that neither names."""
+    for arm, config in zip(arms[1:], resolved[1:], strict=True):
+        allowed = arms[0].follows() | arm.follows() | set(ignored)
+        stray = [key for key in differences(resolved[0], config) if key not in allowed]
+        if stray:
+            found = ", ".join(f"{flag_of(key)} ({resolved[0].get(key)} and {config.get(key)})" for key in stray)
+            raise UserError(
+                f"arms {arms[0].name} and {arm.name} also differ in {found}, which no arm names: set it for both after --"
+            )
+
+
+def changes_mathematics(first: Mapping[str, Any], second: Mapping[str, Any], processes: int = 1) -> list[str]:
+    """The settings, among those that differ, with which equal losses are not to be expected."""
+    same = _SAME_MATHEMATICS | (set() if processes > 1 else {"sync_bn"})
+    return [key for key in differences(first, second) if key not in same]

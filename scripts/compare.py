@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Measure arms of train.py against each other and say what the figures allow to say. See --help and README.md.
+
+python scripts/compare.py -- -a resnet50 --b 200 --opt-level O2 DIR       # contiguous against channels_last
+python scripts/compare.py --arm "eager:" --arm "compiled: --compile" -- -a resnet50 --b 64
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "scripts"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from ab import arms as ab_arms  # noqa: E402
+from ab import process, runner, settings, verdict  # noqa: E402
+
+from trainer.errors import EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
+
+
+def main(argv: Sequence[str] | None = None, start: process.Start | None = None) -> int:
+    """Compare; returns the exit code. ``start``: how a run is started (tests run it in this process)."""
+    try:
+        words, flags = settings.split_command(sys.argv[1:] if argv is None else argv)
+        args = settings.build_parser().parse_args(words)
+        if args.redraw:
+            path = Path(args.redraw)
+            folder = Path(args.output_dir) if args.output_dir else path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            return conclude(load(path), folder)
+        return measure(args, words, flags, start)
+    except RunError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: process.Start | None) -> int:
+    """Run what is not done yet, then judge and report, however it ended. Raises RunError."""
+    if args.resume:
+        folder = Path(args.resume)
+        content = load(folder / runner.FILE)
+        content.pop("failure", None)
+        content["state"] = "running"
+        content["settings"].update({key: getattr(args, key) for key in ("rounds", "max_minutes") if getattr(args, key)})
+    else:
+        asked = settings.read_settings(args, flags)
+        found = ab_arms.parse_arms(asked.arms or ab_arms.DEFAULT_ARMS, asked.common)
+        folder = Path(args.output_dir or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+        if (folder / runner.FILE).exists():
+            raise UserError(
+                f"{folder} holds a comparison already: go on with --resume {folder}, or give another --output-dir"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        content = runner.new_content(asked, found, words, flags)
+    running = runner.Runner(folder, content, start or process.start_process(content["settings"]["nproc_per_node"]))
+    try:
+        code = running.run()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except UserError:
+        if not content["runs"]:
+            (folder / runner.FILE).unlink(missing_ok=True)  # so that the corrected command may take the same folder
+        raise
+    running.save({EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed"))
+    judged = conclude(content, folder)
+    if code == EXIT_INTERRUPTED:
+        print(f"interrupted: python scripts/compare.py --resume {folder} goes on", file=sys.stderr, flush=True)
+    return code or judged
+
+
+def conclude(content: dict[str, Any], folder: Path) -> int:
+    """Verdicts, pictures and reports of what was measured; 3 where an arm's results differ."""
+    from ab.board import write_layout
+    from ab.plots import draw_all
+    from ab.report import write_reports
+
+    verdicts = verdict.judge(content)
+    content["verdicts"] = [one.record() for one in verdicts]
+    (folder / runner.FILE).write_text(json.dumps(runner.plain(content), indent=1) + "\n", encoding="utf-8")
+    page = write_reports(content, verdicts, draw_all(content, verdicts, folder), folder)
+    write_layout(folder)
+    print(f"report: {page}   curves: tensorboard --logdir {folder}")
+    for one in verdicts:
+        print(f"results: {one.results.text}")
+        print(f"verdict: {one.sentence}", flush=True)
+    return EXIT_NON_FINITE if any(one.kind == "different results" for one in verdicts) else EXIT_OK
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A comparison.json. Raises UserError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"arms", "runs", "settings", "common", "probes"} - content.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is no comparison.json that can be read: {error}") from None
+    if missing:
+        raise UserError(f"{path} is no comparison.json: it lacks {', '.join(sorted(missing))}")
+    return content
+
+
+if __name__ == "__main__":
+    sys.exit(main())
