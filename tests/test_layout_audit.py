@@ -78,6 +78,14 @@ def test_flatten_into_a_linear_layer_is_one_copy_that_nothing_restores() -> None
     assert (lost.where.line, lost.restored_by) == (line_of(planted.Flatten), None)
 
 
+def test_a_contiguous_gradient_of_an_in_place_op_is_traced_to_it() -> None:
+    """Such an op makes its node, then copies its input under a node of its own, and only then runs."""
+    (lost,) = audited(planted.Model(planted.Keeps(), planted.InPlaceHead())).lost
+    assert (lost.op, lost.kind, lost.foreign) == ("hardtanh_backward", "gradient", ["grad_output"])
+    assert (lost.where.pass_name, lost.where.module) == ("backward", "head")
+    assert lost.where.line == line_of(planted.InPlaceHead)
+
+
 def test_a_view_that_cannot_be_is_kept_with_the_place_where_it_raised() -> None:
     model = planted.Model(planted.Keeps(), planted.View()).to(memory_format=CL)
     with pytest.raises(RuntimeError, match="view size"), audit_layout(model) as audit:

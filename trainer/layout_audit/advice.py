@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from trainer.layout_audit.records import LostOp
+from trainer.layout_audit.where import BACKWARD
 
 ADVICE = {
     "cat": "an operand is in another order and cat follows its first one: bring that operand to channels-last where it is made",
     "mixed_operands": "the operands lie in different orders and the first one decides: bring the foreign one to channels-last "
     "where it is made",
+    "gradient": "a gradient arrives in contiguous order, as global pooling, mean and flatten send it, and decides: one "
+    "activation, mostly small, and the next convolution's backward pass restores the format",
     "expanded": "an operand is an expanded view, mostly the gradient of a global pooling or sum: pool with keepdim through "
     "nn.AdaptiveAvgPool2d(1), or accept it, since the next convolution restores the format",
     "permuted_input": "an input was permuted, not converted, so its strides mislead PyTorch: use "
@@ -49,7 +52,7 @@ def kind_of(lost: LostOp) -> str:
     if "attention" in name or "softmax" in name or name in ("bmm", "baddbmm"):
         return "attention"
     if foreign:
-        return "mixed_operands"
+        return "gradient" if lost.where.pass_name == BACKWARD else "mixed_operands"
     return "slice_gradient" if name in _BACKWARD_OF_SLICES else "no_kernel"
 
 

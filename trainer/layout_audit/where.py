@@ -66,10 +66,12 @@ class Locator:
         self._running: list[str] = []
         self._in_optimizer = 0
         self._tracker = ModuleTracker()
-        self._nodes: dict[int, tuple[str, Where]] = {}
+        self._nodes: dict[int, tuple[str | None, Where]] = {}
+        self._numbered = 0  # nodes below this number are known, or older than the audit
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
+        self._numbered = next_sequence_number() or 0
         with contextlib.ExitStack() as stack:
             for handle in (
                 register_module_forward_pre_hook(self._enter),
@@ -105,10 +107,11 @@ class Locator:
         if self._in_optimizer:
             return Where(OPTIMIZER, "optimizer", source_line())
         where = Where(FORWARD if self._running else OUTSIDE, module, source_line())
-        number = next_sequence_number()
-        if number is not None:
-            # A node is numbered before its op runs; what follows under that number has no node of its own.
-            self._nodes.setdefault(number - 1, (op, where))
+        number = next_sequence_number() or 0
+        # A node is numbered before its op runs. More than one new number: an in-place op that copies its input first.
+        for new in range(self._numbered, number):
+            self._nodes[new] = (op if self._numbered + 1 == number else None, where)
+        self._numbered = max(self._numbered, number)
         return where
 
     def _in_backward(self, op: str) -> Where:
@@ -120,10 +123,9 @@ class Locator:
             return Where(BACKWARD, ACCUMULATION, of=ACCUMULATION)
         own = source_line(_ENGINE)  # a backward pass written in Python has lines of its own
         of, where = self._nodes.get(number, (None, Where(BACKWARD, UNKNOWN)))
-        if of is None:
-            return Where(BACKWARD, UNKNOWN, own, of=name)
+        of = of or name
         # Gradients of a tensor with several uses are summed while the node that gave the last of them is current.
-        summed = op.startswith("add") and not of.startswith("add")
+        summed = op.startswith("add") and not of.lower().startswith("add")
         line = where.line if own == UNKNOWN else own
         return replace(where, pass_name=BACKWARD, line=line, of=ACCUMULATION if summed else of)
 
