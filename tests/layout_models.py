@@ -147,3 +147,26 @@ def shuffle(num_classes: int) -> nn.Module:
 
 def mixed(num_classes: int) -> nn.Module:
     return Model(Mixed())
+
+
+class OnesLike(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x, memory_format=torch.contiguous_format) + x
+
+
+def mixed32(num_classes: int) -> nn.Module:
+    return nn.Sequential(Model(OnesLike()), nn.Dropout(0.2))
+
+
+class NoCopy(Model):
+    def __deepcopy__(self, memo: object) -> NoCopy:
+        raise TypeError("not this one")
+
+
+def no_copy(num_classes: int) -> nn.Module:
+    return NoCopy(Keeps32())
+
+
+class Keeps32(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2

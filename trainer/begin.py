@@ -13,6 +13,7 @@ from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions, Progress
 from trainer.environment import snapshot
 from trainer.exits import Session
+from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
@@ -95,6 +96,7 @@ def open_engine(
     report = Reporter(console, session.files, group)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine
 
 

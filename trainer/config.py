@@ -27,6 +27,7 @@ PER_START = (
     "check_data",
     "bench_data",
     "json",
+    "audit_layout",
 )
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
@@ -100,6 +101,7 @@ class TrainConfig:
     keep_batchnorm_fp32: bool | None = None
     loss_scale: str | float | None = None
     channels_last: bool = False
+    audit_layout: bool | None = None
     sync_bn: bool = False
     device: str = "auto"
     compile: bool = False
