@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainer.layout_audit import LayoutAudit, LayoutLost, audit_layout, where
 from trainer.layout_audit.advice import ADVICE
+from trainer.layout_audit.state import wrong_gradients, wrong_optimizer_state, wrong_parameters
 
 CL = torch.channels_last
 
@@ -160,19 +161,17 @@ def test_backward_lines_are_unknown_without_the_private_calls(monkeypatch: pytes
 
 
 def test_gradient_accumulation_is_named() -> None:
-    x = images().requires_grad_()
-    with audit_layout() as audit:
-        (x.contiguous().mul(2) + (x * 3)).sum().backward()
-        x.sum().backward()
-    accumulated = [lost for lost in audit.lost if lost.where.of == where.ACCUMULATION]
-    assert all(lost.where.pass_name == "backward" for lost in accumulated)
-    y = images().contiguous()
-    with audit_layout() as audit:
-        (images().requires_grad_() * 1).backward(images())
-        leaf = images().requires_grad_()
-        leaf.grad = y
-        (leaf * 1).backward(images())
-    assert {lost.where.module for lost in audit.lost} <= {where.ACCUMULATION}
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            return y * 3 + planted.Backward.InNCHW.apply(y)
+
+    x, model = images().requires_grad_(), Twice()
+    with audit_layout(model) as audit:
+        model(x).backward(images())
+    clone, summed = audit.lost  # the gradient of what ran last comes first, and decides the sum's order
+    assert (clone.op, clone.where.of) == ("clone", "mul.Tensor")
+    assert (summed.op, summed.where.of, summed.where.pass_name) == ("add.Tensor", where.ACCUMULATION, "backward")
 
 
 def test_raise_names_op_and_module_at_the_first_loss_and_leaves_torch_as_it_was() -> None:
@@ -236,3 +235,39 @@ def test_recomputed_forward_ops_count_as_backward() -> None:
         checkpoint(part, images().requires_grad_(), use_reentrant=False).sum().backward()
     assert [lost.where.pass_name for lost in audit.lost] == ["forward", "backward", "backward"]
     assert {lost.where.module for lost in audit.lost} == {"stage.0"}
+
+
+def test_the_operations_of_the_tutorial_keep_the_format_and_its_exception_names_more() -> None:
+    """What PyTorch's channels-last tutorial shows to keep the format does; where its checker raises, so does ours."""
+    x = torch.empty(10, 3, 32, 32).fill_(1).to(memory_format=CL)
+    convolution = nn.Conv2d(8, 4, 3).to(memory_format=CL)
+    batch = torch.randint(1, 10, (2, 8, 4, 4), dtype=torch.float32).to(memory_format=CL).requires_grad_()
+    special = torch.empty(4, 1, 4, 4)
+    with audit_layout(on_loss="raise") as audit:
+        assert x.clone().stride() == (3072, 1, 96, 3)
+        torch.empty_like(x), x.double(), x + x.clone(), special.contiguous() * 2  # noqa: B018
+        assert convolution(batch).is_contiguous(memory_format=CL)
+    assert (audit.lost, audit.counts["forward"].kept, audit.counts["outside"].kept) == ([], 1, 5)
+    text = r"clone in outside lost channels_last.*float32 cpu"
+    with pytest.raises(LayoutLost, match=text) as caught, audit_layout(on_loss="raise"):
+        x.contiguous()
+    assert caught.value.lost.where.line.startswith(__file__)
+    assert caught.value.lost.operands[0].stride == (3072, 1, 96, 3)
+
+
+def test_state_in_another_order_is_found() -> None:
+    model = nn.Conv2d(4, 4, 3)
+    (parameter,) = wrong_parameters(model)
+    assert (parameter.name, parameter.what, parameter.found) == ("weight", "parameter", "contiguous")
+    model.to(memory_format=CL)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(images(4)).sum().backward()
+    optimizer.step()
+    assert wrong_parameters(model) == wrong_gradients(model) == wrong_optimizer_state(model, optimizer) == []
+    model.weight.grad = model.weight.grad.contiguous()
+    (gradient,) = wrong_gradients(model)
+    assert gradient.found == "contiguous, the parameter channels_last"
+    state = optimizer.state[model.weight]
+    state["momentum_buffer"] = state["momentum_buffer"].contiguous()
+    (momentum,) = wrong_optimizer_state(model, optimizer)
+    assert (momentum.name, momentum.what) == ("weight", "momentum_buffer")
