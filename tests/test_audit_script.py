@@ -114,7 +114,7 @@ def test_every_torchvision_model_goes_through(arch: str) -> None:
     from trainer.layout_audit import audit_layout
     from trainer.models import TrainingLoss, build_model
 
-    size = 224 if arch.startswith(("vit", "maxvit")) else 96
+    size = 299 if arch == "inception_v3" else 224 if arch.startswith(("vit", "maxvit")) else 96
     model = build_model(arch, 10).to(memory_format=torch.channels_last)
     images = torch.rand(2, 3, size, size).to(memory_format=torch.channels_last)
     with audit_layout(model) as audit:

@@ -97,6 +97,12 @@ def test_a_view_that_cannot_be_is_kept_with_the_place_where_it_raised() -> None:
     assert "view size" in str(refused.error)
 
 
+def test_an_error_that_is_not_about_strides_is_no_refusal() -> None:
+    with pytest.raises(RuntimeError, match="too small"), audit_layout() as audit:
+        nn.functional.avg_pool2d(images(), 9)
+    assert audit.refused == []
+
+
 def test_no_false_alarms() -> None:
     audit = audited(planted.Innocent())
     assert audit.lost == []

@@ -38,7 +38,8 @@ _BACKWARD_OF_SLICES = ("slice_backward", "select_backward", "slice_scatter", "in
 def kind_of(lost: LostOp) -> str:
     """The key of ``ADVICE`` that fits; decided on operands, op and the next view of the output."""
     name = lost.op.split(".")[0]
-    foreign = [operand for operand in lost.operands if operand.foreign]
+    # Indices of a pooling and masks are in whatever order their op wrote them; they decide nothing.
+    foreign = [operand for operand in lost.operands if operand.foreign and "float" in operand.dtype]
     if name in ("cat", "stack"):
         return "cat" if foreign else "no_kernel"
     if any(0 in [s for s, size in zip(o.stride, o.shape, strict=True) if size > 1] for o in foreign):
@@ -47,7 +48,7 @@ def kind_of(lost: LostOp) -> str:
         return "permuted_input"
     if name in ("clone", "_to_copy", "contiguous", "copy"):
         return _kind_of_copy(lost)
-    if "pool" in name:
+    if "pool" in name and not foreign:
         return "pooling"
     if "attention" in name or "softmax" in name or name in ("bmm", "baddbmm"):
         return "attention"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from trainer.layout_audit.where import PASSES, Locator
 
 # Ops that take shape and type of an input, not its values: they carry no format on.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+_ABOUT_STRIDES = re.compile(r"stride|contiguous|channels.?last|memory.?format", re.IGNORECASE)
 Named = list[tuple[str, Tensor]]
 
 
@@ -60,8 +62,8 @@ class LayoutAudit:
             self._lose(op, [tensor for _, tensor in bad])
 
     def refuse(self, op: LostOp, error: Exception) -> None:
-        """An op with a channels-last input raised."""
-        if any(operand.channels_inside for operand in op.operands):
+        """An op with a channels-last input raised; kept where the message is about strides, not about a bug."""
+        if any(operand.channels_inside for operand in op.operands) and _ABOUT_STRIDES.search(str(error)):
             op.error, op.kind = " ".join(str(error).split()), "view" if "view size" in str(error) else "refused"
             self.refused.append(op)
 
