@@ -72,6 +72,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--keep-batchnorm-fp32", "False", False, None),
     ("--loss-scale", "128.0", 128.0, None),
     ("--channels-last", "true", True, False),
+    ("--audit-layout", "true", True, None),
     ("--sync-bn --sync_bn", "true", True, False),
     ("--print-freq -p --log-interval", "1", 1, 10),
     ("--output-dir --output", "out", "out", None),

@@ -143,3 +143,24 @@ def test_the_real_clock_runs_forward():
     clock = Clock(torch.device("cpu"))
     start = clock.mark()
     assert 0 <= clock.seconds(start, clock.mark()) < 5
+
+
+@pytest.mark.parametrize("warmup", [5, 1, 0])
+def test_what_runs_in_a_pause_counts_in_no_time(warmup: int):
+    epoch = Epoch(warmup, 20)
+    epoch.step(wait=0.5, compute=1.0)
+    assert epoch.timer.compute_seconds() == pytest.approx(1.0)
+    assert epoch.timer.line()["step_s"] == pytest.approx(1.5)
+    with epoch.timer.paused():
+        epoch.clock.now += 100.0
+    epoch.step(wait=0.5, compute=1.0)
+    assert epoch.timer.line()["step_s"] == pytest.approx(1.5)
+    for _ in range(8):
+        epoch.step(wait=0.5, compute=1.0)
+    found = epoch.timer.epoch()
+    assert found["wall_images_per_sec"] == pytest.approx(10 * 8 / 15)
+    assert found["step_s"] == pytest.approx(1.5)
+    assert found["images_per_sec"] == pytest.approx(8 / 1.5)
+    assert found["data_wait_share"] == pytest.approx(1 / 3)
+    assert found["steady_steps"] == 10 - warmup
+    assert epoch.timer.line()["step_s"] == pytest.approx(1.5)

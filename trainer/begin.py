@@ -13,6 +13,7 @@ from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions, Progress
 from trainer.environment import snapshot
 from trainer.exits import Session
+from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
@@ -97,6 +98,7 @@ def open_engine(
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
     engine.step_times = StepTimes(config.step_times, folder, group)
+    engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine
 
 

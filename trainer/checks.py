@@ -105,6 +105,8 @@ def _check_pairs(config: TrainConfig) -> None:
             "--keep-batchnorm-fp32 acts on a half-precision model (O2, O3); O1 keeps every weight in float32: "
             "drop the flag or take --opt-level O2"
         )
+    if config.audit_layout and config.evaluate:
+        raise UserError("--audit-layout audits the first training step, and --evaluate has none: drop one of them")
     if config.amp_dtype == "bfloat16" and config.loss_scale not in (None, 1.0):
         raise UserError("--amp-dtype bfloat16 has float32's range and needs no loss scale: drop --loss-scale")
     if config.lr_schedule == "cosine" and (config.lr_milestones or config.lr_step_size):

@@ -28,6 +28,7 @@ PER_START = (
     "check_data",
     "bench_data",
     "json",
+    "audit_layout",
 )
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
@@ -101,6 +102,7 @@ class TrainConfig:
     keep_batchnorm_fp32: bool | None = None
     loss_scale: str | float | None = None
     channels_last: bool | str = False  # text is "auto" alone, which the start of a run replaces by a bool
+    audit_layout: bool | None = None
     sync_bn: bool = False
     device: str = "auto"
     compile: bool = False

@@ -17,7 +17,7 @@ from trainer.models import TrainingLoss, main_output
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
-from trainer.step import Health, Plan, Stepper
+from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
 
@@ -90,6 +90,7 @@ class Engine:
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
+        self.first_step: FirstStep | None = None  # looks at the first batch and acts once its step is over
 
     def fit(self, train: TrainBatches, val: ValBatches) -> bool:
         """Train to the last epoch; True when the run is done, False when it was asked to stop before."""
@@ -126,6 +127,9 @@ class Engine:
             self.step_times.add(sums, logged)
             if logged:
                 self.stepper.raise_if_non_finite(self._log(index, steps, lr, sums, timer))
+            if self._steps_here == 1 and self.first_step is not None:
+                with timer.paused():
+                    self.first_step.after_first_step(timer.compute_seconds())
             if self._stop and index + 1 < steps:
                 return self._leave()
         self.step_times.write(progress.epoch, progress.skipped_steps)
@@ -247,4 +251,6 @@ class Engine:
         for index, (images, target) in enumerate(batches):
             if index == 0:
                 self.report.console.say(describe_strides(self.stepper.model, images))
+                if self.first_step is not None:
+                    self.first_step.saw(images, target)
             yield images, target

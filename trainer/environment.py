@@ -60,6 +60,8 @@ def resolve_config(
     of the checkpoint that the run goes on from.
     """
     try:
+        if config.audit_layout and not config.channels_last:  # known only here: a checkpoint may bring the format
+            raise UserError("--audit-layout looks for ops that drop channels-last: add --channels-last true")
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
         # A checkpoint holds what its weights were made for; their file may be gone.

@@ -101,6 +101,7 @@ ROWS: list[Row] = [
         ("keep_batchnorm_fp32", "--keep-batchnorm-fp32", "O2, O3: batch norm in float32 or not (default: the level's)"),
         ("loss_scale", "--loss-scale", "a number or 'dynamic' (default: the level's)", "SCALE"),
         ("channels_last", "--channels-last", "model and every batch in torch.channels_last; bare means true, auto times both formats at the start (default: false)"),
+        ("audit_layout", "--audit-layout", "after the first step, say which op drops channels-last; details in layout_audit.json (default: one line where that takes under a second)"),
         ("sync_bn", "--sync-bn --sync_bn", "batch-norm statistics over all ranks (CUDA)"),
         ("device", "--device", "auto, cpu, cuda or mps", "NAME"),
         ("compile", "--compile --torchcompile", "torch.compile the model"),

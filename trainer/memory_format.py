@@ -6,10 +6,12 @@ Always through ``.to(memory_format=...)``: only ``to`` gives meaningful strides 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+Layout = Literal["channels_last", "contiguous", "strided_view", "ambiguous", "other"]
 
 
 def resolve_memory_format(channels_last: bool | str) -> torch.memory_format:
@@ -55,6 +57,55 @@ def stride_order(tensor: Tensor) -> tuple[int, ...]:
     strides = tensor.stride()
     dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
     return tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
+
+
+def memory_format_of(tensor: Tensor) -> Layout:
+    """What the strides of a 4-D (N, C, H, W) tensor say about its memory format.
+
+    ``channels_last`` and ``contiguous``: dense, in that order and not in the other one. ``strided_view``: in the order
+    N, H, W, C with gaps, such as a slice of the channels. ``ambiguous``: the strides fit both orders, as where C == 1
+    or H == W == 1, or PyTorch's reading hangs on the stride of a dimension of size 1. ``other``: the rest, such as
+    expanded or transposed tensors and slices of contiguous ones. ValueError for any other rank.
+    """
+    if tensor.dim() != 4:
+        raise ValueError(f"a memory format is a matter of 4-D tensors, this one has {tensor.dim()} dimensions")
+    size = tensor.numel()
+    nhwc, nchw = span(tensor, NHWC), span(tensor, NCHW)
+    if size == 0 or (nhwc and nchw) or is_misread(tensor):
+        return "ambiguous"
+    if nhwc:
+        return "channels_last" if nhwc == size else "strided_view"
+    return "contiguous" if nchw == size else "other"
+
+
+# Dimensions of an (N, C, H, W) tensor, innermost in memory first.
+NHWC = (1, 3, 2, 0)
+NCHW = (3, 2, 1, 0)
+
+
+def span(tensor: Tensor, order: tuple[int, ...]) -> int:
+    """Elements between the first and the last of ``tensor``, both counted, where going through it in ``order``
+    (innermost first) only goes up in memory; 0 where it does not. Dense where this is ``numel()``."""
+    last = 0
+    for dim in order:
+        if tensor.shape[dim] > 1:
+            if tensor.stride(dim) <= last:
+                return 0
+            last += (tensor.shape[dim] - 1) * tensor.stride(dim)
+    return last + 1
+
+
+def is_misread(tensor: Tensor) -> bool:
+    """Whether a 4-D tensor lies in the order N, H, W, C, but not to PyTorch: its kernels look at the strides of
+    dimensions of size 1 too. ``image.permute(2, 0, 1)[None]`` is the common case."""
+    if tensor.numel() == 0 or span(tensor, NCHW) or not span(tensor, NHWC):
+        return False
+    least = 0
+    for dim in NHWC:  # the rule of c10's is_channels_last_strides_2d, N111 apart
+        if tensor.stride(dim) < least:
+            return True
+        least = tensor.stride(dim) * max(1, tensor.shape[dim])
+    return False
 
 
 def check_stride_orders(optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]] = ()) -> None:

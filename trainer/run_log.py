@@ -121,6 +121,13 @@ class RunFiles:
         """Text for TensorBoard, written with the first point: its import must not delay the first step."""
         self._texts[tag] = text
 
+    def add_text(self, tag: str, text: str) -> None:
+        """Text for TensorBoard, now or with the first point."""
+        if self._writer is None:
+            self.add_later(tag, text)
+        else:
+            self._writer.add_text(tag, _as_code(text), self._purge_step or 0)
+
     def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float], step: int) -> None:
         """hparams through the run's own writer: ``SummaryWriter.add_hparams`` would start a second event file."""
         writer = self._tensorboard()
@@ -172,8 +179,12 @@ class RunFiles:
                 return None
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
             for tag, text in self._texts.items():
-                self._writer.add_text(tag, "    " + text.replace("\n", "\n    "), (self._purge_step or 1) - 1)
+                self._writer.add_text(tag, _as_code(text), (self._purge_step or 1) - 1)
         return self._writer
+
+
+def _as_code(text: str) -> str:
+    return "    " + text.replace("\n", "\n    ")
 
 
 def _keep_until(folder: Path, step: int) -> None:

@@ -32,6 +32,13 @@ class Plan(Protocol):
     def batch_sizes(self) -> tuple[int, ...]: ...
 
 
+class FirstStep(Protocol):
+    """What looks at the first batch of a start and acts once its step is over."""
+
+    def saw(self, images: Tensor, target: Tensor) -> None: ...
+    def after_first_step(self, compute_seconds: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A batch on the device; a dummy stands in for one with too few readable images."""

@@ -6,7 +6,9 @@ device anyway (logged steps). On a CPU a mark is ``perf_counter``.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,6 +62,7 @@ class StepTimer:
         self._last = self._start
         self._line = (self._start, 0, 0)
         self._wait_start = self._start
+        self._paused = self._paused_steady = self._paused_line = 0.0  # seconds; those of each come off its times
 
     def waiting(self) -> None:
         self._wait_start = self._clock.mark()
@@ -88,7 +91,8 @@ class StepTimer:
         steps only once the warm-up is over). Call where the host has waited for the device."""
         self._settle()
         start, steps, images = self._line
-        seconds = self._clock.seconds(start, self._last)
+        seconds = self._clock.seconds(start, self._last) - self._paused_line
+        self._paused_line = 0.0
         self._line = (self._last, self.steps, self.images)
         value_steps = max(1, self.steps - steps)
         mean_seconds, mean_steps, mean_images = self._steady() if self.steps > self.warmup_steps else self._whole()
@@ -123,6 +127,25 @@ class StepTimer:
             "images": [images for _, images, _ in self._kept],
         }
 
+    def compute_seconds(self) -> float:
+        """Seconds of all steps so far less their waits for data. Call where the host has waited for the device."""
+        self._settle()
+        return self._whole()[0] - self._total_wait
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside, between two steps, counts in no time. Waits for the device at its end."""
+        start = self._clock.mark()
+        yield
+        end = self._clock.mark()
+        if isinstance(end, torch.cuda.Event):
+            end.synchronize()
+        seconds = self._clock.seconds(start, end)
+        self._paused_line += seconds
+        self._paused += seconds
+        if self.steps >= self.warmup_steps:
+            self._paused_steady += seconds
+
     def data_wait_share(self) -> float:
         """Share of the steady time spent waiting for data (of all time before there is any)."""
         if self.steps > self.warmup_steps:
@@ -132,11 +155,11 @@ class StepTimer:
     def _steady(self) -> tuple[float, int, int]:
         if self.steps <= self.warmup_steps:
             return 0.0, 0, 0
-        seconds = self._clock.seconds(self._steady_start, self._last)
+        seconds = self._clock.seconds(self._steady_start, self._last) - self._paused_steady
         return seconds, self.steps - self.warmup_steps, self._steady_images
 
     def _whole(self) -> tuple[float, int, int]:
-        return self._clock.seconds(self._start, self._last), self.steps, self.images
+        return self._clock.seconds(self._start, self._last) - self._paused, self.steps, self.images
 
     def _settle(self) -> None:
         for start, end, steady in self._pending:
