@@ -186,8 +186,7 @@ def test_no_line_in_contiguous_runs_or_under_step_times(
 ) -> None:
     monkeypatch.setattr("trainer.timing.StepTimer.compute_seconds", lambda self: 0.0)
     assert run("--channels-last", "false", "--device", "cpu") == 0
-    monkeypatch.setattr("trainer.config.TrainConfig.step_times", True, raising=False)
-    assert run(*AUDITED, "out") == 0
+    assert run(*AUDITED, "out", "--step-times") == 0
     assert "layout audit" not in capsys.readouterr().out
 
 

@@ -95,8 +95,8 @@ def first_step_audit(
     asked = config.audit_layout
     together = config.sync_bn and group.world_size > 1
     if asked is None:
-        asked = config.channels_last and not getattr(config, "step_times", False) and not together
-    if not asked or not (group.is_main or together):
+        asked = config.channels_last is True and not config.step_times and not together
+    if not asked or not config.channels_last or not (group.is_main or together):
         return None
     return FirstStepAudit(config, stepper, console, files, folder)
 
