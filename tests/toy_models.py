@@ -46,6 +46,21 @@ def plain(num_classes: int) -> nn.Module:
     )
 
 
+def every_convolution(num_classes: int) -> nn.Module:
+    """Strided, depthwise, grouped and odd-width 1x1 convolutions, and no batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(12, 12, 3, padding=1, groups=12),
+        nn.Conv2d(12, 12, 3, padding=1, groups=3),
+        nn.ReLU(),
+        nn.Conv2d(12, 13, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(13, num_classes),
+    )
+
+
 class Poisoned(Tiny):
     """Non-finite output in the training forward passes numbered in ``bad`` (from 0)."""
 

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.errors import UserError
 
 Layout = Literal["channels_last", "contiguous", "strided_view", "ambiguous", "other"]
 
@@ -28,8 +31,15 @@ def memory_format_name(memory_format: torch.memory_format) -> str:
 def apply_to_model(model: nn.Module, memory_format: torch.memory_format) -> nn.Module:
     """Convert 4-D parameters and buffers in place; tensors of any other rank are left alone.
 
-    ``Module.to(memory_format=)`` would also touch 5-D weights and raise there.
+    ``Module.to(memory_format=)`` would also touch 5-D weights and raise there. Raises UserError for a model that is,
+    or holds, a DistributedDataParallel: its buckets were laid out after the strides that the parameters had then.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise UserError(
+                f"{name or 'the model'} is wrapped in DistributedDataParallel already, whose gradient buckets keep the "
+                "memory format they were made with: convert the model first, wrap it afterwards"
+            )
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:
             tensor.data = tensor.data.to(memory_format=memory_format)

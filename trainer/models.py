@@ -76,7 +76,37 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
     model = factory(num_classes=num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--arch {arch} returned a {type(model).__name__}, not a torch.nn.Module", True)
+    wrapper = _parallel_wrapper(model)
+    if wrapper:
+        raise UserError(
+            f"--arch {arch} returned a model {wrapper}: return the plain module, train.py sets its memory format and "
+            "spreads it over ranks itself, with DistributedDataParallel alone (docs/scale_out.md)",
+            True,
+        )
     return model
+
+
+def _parallel_wrapper(model: nn.Module) -> str | None:
+    """What a model was spread over ranks with, None for a plain one.
+
+    A class whose module nobody has imported can have no instance: looking there imports nothing (half a second).
+    """
+    kinds = [
+        (
+            "torch.distributed.fsdp",
+            "FSDPModule",
+            "sharded by FSDP2 (fully_shard), which takes contiguous parameters only",
+        ),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel", "wrapped in FullyShardedDataParallel"),
+        ("torch.nn.parallel", "DistributedDataParallel", "wrapped in DistributedDataParallel"),
+    ]
+    for module in model.modules():
+        for package, name, what in kinds:
+            if isinstance(module, getattr(sys.modules.get(package), name, ())):
+                return what
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    sharded = any(isinstance(parameter, dtensor) for parameter in model.parameters())
+    return "whose parameters are DTensors" if sharded else None
 
 
 def timm_package() -> Any:
