@@ -25,6 +25,7 @@ def run(
     request: Request, session: Session, loader_wrapper: Callable[[Any], Any] | None = None
 ) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
+    # Of a resumed run only the command line counts here: its checkpoint is read with torch, which is too late.
     if request.config.cpu_heap == "hugepages":
         ask_for_huge_pages()
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.

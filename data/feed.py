@@ -35,6 +35,8 @@ class DeviceFeed:
         self._batches = batches
         self._mix = mix
         self._epoch = self._batch = 0
+        # One for all epochs: the allocator keeps freed memory by stream.
+        self._stream = torch.cuda.Stream(options.device) if options.device.type == "cuda" else None
         self._options = options
         scale = torch.tensor(options.std, dtype=torch.float64).mul(255).reciprocal()
         shift = torch.tensor(options.mean, dtype=torch.float64).mul(-255).mul(scale)
@@ -51,7 +53,8 @@ class DeviceFeed:
 
     def _on_a_side_stream(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Copy and normalise batch k + 1 while the device still trains on batch k, which the host has only queued."""
-        stream = torch.cuda.Stream(self._options.device)
+        stream = self._stream
+        assert stream is not None
         for batch in self._batches:
             with torch.cuda.stream(stream):
                 images, target = self._to_device(batch)

@@ -94,6 +94,22 @@ def test_the_names_are_written_once_over_epochs_and_starts(run, folder):
     assert len(Path("run/bad_images.txt").read_text().splitlines()) == 4
 
 
+def test_what_an_earlier_start_found_counts_on(run, folder, capsys):
+    """Names with a tab or a line end too."""
+    write_empty(folder / "train/a/odd\tname\nof a.jpg")
+    spoil(folder / "train/a")
+    flags = "--bad-images", "skip", "-j", 0, "--max-bad-images", 4
+    code, step = 0, 1
+    assert run(folder, *flags, "--stop-after-steps", 1, base=FOLDER) in (0, 5)
+    while code == 0 and step < 6:
+        code, step = run("--resume", "run", "--stop-after-steps", 1, base=None), step + 1
+    assert code == 5
+    assert "5 bad images in train, more than the 4" in capsys.readouterr().err
+    lines = Path("run/bad_images.txt").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 5
+    assert any("odd\\tname\\nof a.jpg\ta\tthe file is empty" in line for line in lines)
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_more_than_allowed_ends_the_run(run, folder, capsys, split: str):
     spoil(folder / split / "a")
@@ -124,13 +140,15 @@ def test_the_limit():
 # One step
 
 
-def step_with(batches: list[tuple[Tensor, Tensor]], planned: tuple[int, ...], model, policy: str = "skip"):
+def step_with(
+    batches: list[tuple[Tensor, Tensor]], planned: tuple[int, ...], model, policy: str = "skip", micro_batch=None
+):
     """One step on ``model``; its gradients, and the images that it says it took."""
     group = Group(Ranks(), CPU)
     precision = Precision(level_options("O0", torch.bfloat16), torch.bfloat16, CPU)
     precision.convert_model(model)
     optimizer = build_optimizer(precision.bind(model), 1.0, 0.0, 0.0, CPU)
-    stepper = Stepper(model, model, optimizer, precision, group)
+    stepper = Stepper(model, model, optimizer, precision, group, micro_batch=micro_batch)
     stepper.bad_images = BadImages(group, policy, None, {"train": 100, "val": 10})
     stepper.start(0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -180,6 +198,17 @@ def test_a_batch_with_too_few_readable_images_moves_nothing(left: int):
     assert statistics
     for key in statistics:
         assert torch.equal(alone.state_dict()[key], mixed.state_dict()[key]), key
+
+
+def test_pieces_of_a_batch_that_lost_an_image_are_never_single():
+    """Batch norm at 1x1 pixels makes nothing of one value a channel."""
+    real = make_batch(7, 3)
+    stepper_model = fresh("tiny")
+    sizes: list[int] = []
+    stepper_model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    step_with([real], (8,), stepper_model, micro_batch=2)
+    assert sum(sizes) == 7
+    assert min(sizes) >= 2
 
 
 def test_a_single_image_that_was_planned_so_is_trained_on():

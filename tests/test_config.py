@@ -165,3 +165,8 @@ def test_other_run_errors_are_no_user_mistakes() -> None:
     assert not issubclass(RunError, ValueError)
     assert RunError("x").on_every_rank is False
     assert UserError("x", on_every_rank=True).on_every_rank is True
+
+
+def test_skipping_and_synchronized_batch_norm_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="drop one of the two"):
+        TrainConfig(sync_bn=True, bad_images="skip", data_dir="/images")

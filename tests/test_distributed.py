@@ -259,3 +259,13 @@ def test_a_static_graph_changes_no_number(tmp_path, arch):
 )
 def test_a_static_graph_is_promised_where_it_holds(flags: str, safe: bool):
     assert static_graph_is_safe(parse(flags.split()).config) is safe
+
+
+def test_the_epoch_line_tells_how_long_each_rank_waited(tmp_path):
+    """R103."""
+    done = launch(tmp_path, 2, "-a", "toy_models:tiny", "--b", 8, "--synthetic-size", 64, "--output-dir", "run")
+    assert done.returncode == 0, done.stderr[-2000:]
+    (epoch,) = rows(tmp_path / "run", "epoch")
+    assert len(epoch["data_wait_share_by_rank"]) == 2
+    assert epoch["data_wait_share_by_rank"][0] == epoch["data_wait_share"]
+    assert " over 2 ranks" in next(line for line in done.stdout.splitlines() if line.startswith("Epoch 0: "))

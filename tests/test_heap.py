@@ -118,6 +118,14 @@ def test_huge_pages_that_are_not_there_are_not_claimed(run, capsys, monkeypatch)
     assert "CPU heap: default (the system grants no huge pages here)" in capsys.readouterr().out
 
 
+def test_a_resumed_run_that_does_not_ask_again_is_told(run, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.heap._kernel_has_huge_pages", lambda: True)
+    monkeypatch.setattr("trainer.heap.huge_pages_in_use", lambda: False)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # put back afterwards
+    assert run("--cpu-heap", "hugepages") == 0
+    assert "too late: give --cpu-heap hugepages on the command line" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_run_that_cannot_retain_hears_of_huge_pages(glibc, monkeypatch, there):
     monkeypatch.setattr("trainer.heap._kernel_has_huge_pages", lambda: there)

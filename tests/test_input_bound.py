@@ -13,7 +13,7 @@ from trainer.timing import Clock
 
 
 def record(share: float, steps: int = 20) -> dict[str, Any]:
-    return {"epoch": 3, "data_wait_share": share, "steady_steps": steps}
+    return {"epoch": 3, "data_wait_share": 0.0, "data_wait_share_by_rank": [0.0, share], "steady_steps": steps}
 
 
 def test_the_line_names_the_share_and_what_to_try() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
@@ -207,25 +208,45 @@ def wrong_in_channels_last(num_classes: int) -> nn.Module:
 
 
 class Sleepy(Tiny):
-    """Steps of about 40 ms; ``extra`` adds this share of whatever the time since the last forward pass was."""
-
-    def __init__(self, num_classes: int, extra: float) -> None:
-        super().__init__(num_classes)
-        self.extra = extra
-        self.last: float | None = None
+    """Steps of about 40 ms."""
 
     def forward(self, images: Tensor) -> Tensor:
         if self.training:
             time.sleep(0.04)
-            if self.last is not None:
-                time.sleep(self.extra * (time.perf_counter() - self.last))
-            self.last = time.perf_counter()
         return super().forward(images)
 
 
 def sleepy(num_classes: int) -> nn.Module:
-    return Sleepy(num_classes, 0.0)
+    return Sleepy(num_classes)
 
 
-def sleepier(num_classes: int) -> nn.Module:
-    return Sleepy(num_classes, 0.1)
+class MovedClock:
+    """Stands in for the ``time`` module of the step timer."""
+
+    now = 0.0
+    noise = random.Random(1)
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return cls.now
+
+
+class OnTheClock(Tiny):
+    """A training pass takes ``seconds`` of MovedClock, give or take two percent."""
+
+    def __init__(self, num_classes: int, seconds: float) -> None:
+        super().__init__(num_classes)
+        self.seconds = seconds
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            MovedClock.now += self.seconds * MovedClock.noise.uniform(0.98, 1.02)
+        return super().forward(images)
+
+
+def on_the_clock(num_classes: int) -> nn.Module:
+    return OnTheClock(num_classes, 0.1)
+
+
+def slower_on_the_clock(num_classes: int) -> nn.Module:
+    return OnTheClock(num_classes, 0.11)

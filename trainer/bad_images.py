@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,7 @@ class BadImages:
 
     def __init__(self, group: Group, policy: str, limit: int | str | None, sizes: Mapping[str, int]) -> None:
         self.skips = policy == "skip"
-        self.folder: Path | None = None  # where rank 0 keeps the names; a run without one keeps none
+        self._folder: Path | None = None
         self._group = group
         self._sizes = dict(sizes)
         self._limits = {split: allowed(limit, size) for split, size in sizes.items()}
@@ -40,6 +41,15 @@ class BadImages:
         self._told = 0
         if self.skips:
             group.open_host_group()
+
+    def keep_in(self, folder: Path | None) -> None:
+        """``folder``: of the run, on rank 0. What an earlier start of the run found counts on; every rank calls this."""
+        if not self.skips:
+            return
+        self._folder = folder
+        for split, name, class_name, reason in self._group.on_main(self._read):
+            if split in self._known:
+                self._known[split][name] = f"{class_name}\t{reason}"
 
     def found(self, split: str, bad: Sequence[Unreadable]) -> None:
         """Unreadable samples of a batch of this rank. Raises BadDataError under fail."""
@@ -50,7 +60,7 @@ class BadImages:
                     "--bad-images skip goes on without such files, --check-data lists them all"
                 )
             if item.name not in self._known[split]:
-                self._new[split][item.name] = f"{item.class_name}\t{item.reason}"
+                self._new[split][item.name] = f"{_one_line(item.class_name)}\t{_one_line(item.reason)}"
 
     def settle(self, split: str, readable: int) -> int:
         """``readable`` summed over ranks, once all of them know all bad files. Every rank calls this in the
@@ -60,10 +70,11 @@ class BadImages:
         new = self._new[split]
         total, fresh = self._group.sum_on_host([readable, len(new)])
         if fresh:
-            for names in self._group.gather(new):
-                self._known[split].update(names)
+            known = self._known[split]
+            found = {name: rest for names in self._group.gather(new) for name, rest in names.items()}
+            self._write([f"{split}\t{_one_line(name)}\t{rest}" for name, rest in found.items() if name not in known])
+            known.update(found)
             new.clear()
-            self._write()
             self._check(split)
         return total
 
@@ -88,15 +99,28 @@ class BadImages:
                 on_every_rank=True,
             )
 
-    def _write(self) -> None:
-        """Add what is not there yet; a resumed run finds its earlier lines again."""
-        if self.folder is None or not self._group.is_main:
-            return
-        path = self.folder / FILE
-        there = set(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()) if path.exists() else set()
-        lines = [f"{split}\t{name}\t{rest}" for split, names in self._known.items() for name, rest in names.items()]
-        with open(path, "a", encoding="utf-8", errors="surrogateescape") as file:
-            file.writelines(f"{line}\n" for line in lines if line not in there)
+    def _write(self, lines: list[str]) -> None:
+        if self._folder is not None and self._group.is_main:
+            with open(self._folder / FILE, "a", encoding="utf-8", errors="surrogateescape") as file:
+                file.writelines(f"{line}\n" for line in lines)
+
+    def _read(self) -> list[list[str]]:
+        """The lines an earlier start left: split, name, class, reason."""
+        if self._folder is None or not (self._folder / FILE).exists():
+            return []
+        text = (self._folder / FILE).read_text(encoding="utf-8", errors="surrogateescape")
+        rows = [[_as_it_was(cell) for cell in line.split("\t")] for line in text.split("\n")]
+        return [row for row in rows if len(row) == 4]
+
+
+def _one_line(text: str) -> str:
+    """Names may hold what ends a line or a column."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace("\r", r"\r").replace("\t", r"\t")
+
+
+def _as_it_was(text: str) -> str:
+    marks = {"n": "\n", "r": "\r", "t": "\t"}
+    return re.sub(r"\\(.)", lambda match: marks.get(match[1], match[1]), text)
 
 
 def allowed(limit: int | str | None, size: int) -> int:

@@ -91,7 +91,7 @@ def open_engine(
     group, stepper = session.group, built.stepper
     folder = open_folder(start, config, progress.step, group, session, built.heap)
     if stepper.bad_images is not None:
-        stepper.bad_images.folder = folder
+        stepper.bad_images.keep_in(folder)
     saver = CheckpointSaver(folder, group, stepper, facts)
     profiler = StepProfiler(config.prof, folder, group.device)
     report = Reporter(console, session.files, group, None if config.synthetic else config.workers)

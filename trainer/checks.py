@@ -121,6 +121,11 @@ def _check_data_flags(config: TrainConfig) -> None:
         raise UserError(f"--max-bad-images needs a number of files or a share such as 1%, got {limit!r}")
     if isinstance(limit, int) and limit < 0:
         raise UserError(f"--max-bad-images must be at least 0, got {limit}")
+    if config.sync_bn and config.bad_images == "skip":
+        raise UserError(
+            "--bad-images skip lets a rank without readable images take part with noise, which --sync-bn would "
+            "mix into every rank's statistics: drop one of the two (--check-data finds the bad images beforehand)"
+        )
     if (config.train_shards is None) != (config.val_shards is None):
         raise UserError("--train-shards and --val-shards come together: give both")
     if config.train_shards and (config.data_dir or config.synthetic):

@@ -63,6 +63,7 @@ class Group:
         self.ranks = ranks
         self.device = device
         self._store: Any = None
+        self._timeout = timedelta(seconds=timeout_s)
         self._host_group: Any = None  # None is the default group, gloo on a CPU
         self._calls = 0
         if ranks.world_size > 1:
@@ -101,7 +102,7 @@ class Group:
     def open_host_group(self) -> None:
         """Make ``sum_on_host`` possible on CUDA; every rank calls it."""
         if self.active and self.device.type == "cuda" and self._host_group is None:
-            self._host_group = dist.new_group(backend="gloo")
+            self._host_group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def sum_on_host(self, values: list[int]) -> list[int]:
         """``values`` summed over ranks without the device taking part; on CUDA after ``open_host_group``."""

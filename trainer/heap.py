@@ -34,7 +34,11 @@ def choose_heap(asked: str, device_type: str, expected: int | None, free: int | 
     if asked == "default":
         return "default", "as asked"
     if asked == "hugepages":
-        return ("hugepages", "as asked") if huge_pages_in_use() else ("default", "the system grants no huge pages here")
+        if not _kernel_has_huge_pages():
+            return "default", "the system grants no huge pages here"
+        if not huge_pages_in_use():
+            return "default", "torch was told of huge pages too late: give --cpu-heap hugepages on the command line"
+        return "hugepages", "as asked"
     obstacle = _obstacle(os.environ)
     if obstacle:
         return "default", obstacle
@@ -58,8 +62,6 @@ def huge_pages_in_use() -> bool:
     """Whether torch advises huge pages for a large tensor, read off the kernel's own flags of its memory (Linux)."""
     import torch
 
-    if not _kernel_has_huge_pages():
-        return False
     large = torch.empty(1 << 25, dtype=torch.uint8)
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -53,7 +53,7 @@ def epoch_line(record: dict[str, Any]) -> str:
     parts = [
         f"{record['images_per_sec_total']:.1f} img/s total, {record['images_per_sec_per_device']:.1f} per device ({timed})",
         f"whole epoch {record['wall_images_per_sec']:.1f} img/s",
-        f"data wait {100 * record['data_wait_share']:.1f} %",
+        f"data wait {_wait(record['data_wait_share_by_rank'])} %",
         f"peak memory {record['peak_memory_gib']:.2f} GiB",
         f"train loss {record['train_loss']:.4f}",
         f"val loss {record['val_loss']:.4f} Prec@1 {record['val_acc1']:.3f} Prec@5 {record['val_acc5']:.3f}",
@@ -63,6 +63,11 @@ def epoch_line(record: dict[str, Any]) -> str:
     if record["dropped_images"]:
         parts.append(f"{record['dropped_images']} images left over (fewer than two a rank)")
     return f"Epoch {record['epoch']}: " + "; ".join(parts)
+
+
+def _wait(shares: list[float]) -> str:
+    low, high = 100 * min(shares), 100 * max(shares)
+    return f"{low:.1f}" if len(shares) == 1 else f"{low:.1f} to {high:.1f} over {len(shares)} ranks"
 
 
 def val_explosion(record: dict[str, Any]) -> str | None:
@@ -79,7 +84,8 @@ def val_explosion(record: dict[str, Any]) -> str | None:
 def input_bound(record: dict[str, Any], workers: int, cores: int) -> str | None:
     """A line where an epoch waited for images too long; ``workers`` and ``cores`` of this rank. Five steps at the
     least: one slow start says nothing."""
-    share = record["data_wait_share"]
+    # One rank that waits holds up all the others, which count that as computing.
+    share = max(record["data_wait_share_by_rank"])
     if record["steady_steps"] < LEAST_STEPS_TOLD or not share > WAIT_SHARE_TOLD:
         return None
     more = [f"more workers (-j is {workers}, this process has {cores} cores)"] if workers < cores else []

@@ -76,6 +76,7 @@ class Reporter:
             **self._speed(speed["images_per_sec"]),
             "wall_images_per_sec": speed["wall_images_per_sec"],
             "data_wait_share": speed["data_wait_share"],
+            "data_wait_share_by_rank": self._group.gather(speed["data_wait_share"]),
             "peak_memory_gib": peak_memory_gib(self._group.device),
             "steady_steps": speed["steady_steps"],
             "timing_warmup_steps": timer.warmup_steps,

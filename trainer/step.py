@@ -50,14 +50,16 @@ class Loaded:
 
     @classmethod
     def of(cls, images: Tensor, target: Tensor, planned: int, is_last: bool) -> Loaded:
-        """The batch itself, or two black images where fewer than two of ``planned`` could be read: every
-        rank takes part in every step, and batch norm needs two values a channel."""
+        """The batch itself, or two images of noise where fewer than two of ``planned`` could be read: every
+        rank takes part in every step, batch norm needs two values a channel, and a model that divides by an
+        image's spread needs one that has it."""
         if len(target) >= min(2, planned):
             return cls(images, target, is_last)
         # Strides of the real thing, which mean the memory format even without an image.
         shape, strides = (2, *images.shape[1:]), images.stride()
-        black = torch.empty_strided(shape, strides, dtype=images.dtype, device=images.device).zero_()
-        return cls(black, target.new_zeros((2, *target.shape[1:])), is_last, is_dummy=True)
+        noise = torch.empty_strided(shape, strides, dtype=images.dtype, device=images.device)
+        noise.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        return cls(noise, target.new_zeros((2, *target.shape[1:])), is_last, is_dummy=True)
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ class Stepper:
         for batch in loaded:
             size = len(batch.target)
             parts = -(-size // (self._micro_batch or size))
+            # Bad images may leave an odd number: no piece of one, of which batch norm could make nothing.
+            if size > 1 and (self._micro_batch or 2) > 1:
+                parts = min(parts, size // 2)
             pieces = zip(batch.images.tensor_split(parts), batch.target.tensor_split(parts), strict=True)
             for index, (piece, labels) in enumerate(pieces):
                 yield batch, piece, labels, batch.is_last and index + 1 == parts

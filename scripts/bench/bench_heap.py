@@ -16,8 +16,8 @@ from typing import Any
 
 import common
 import machine
-
 from runs import read_summary, run_process, train_command
+
 from trainer.checks import OPT_LEVELS
 
 FORMATS = ("channels_last", "contiguous_format")
