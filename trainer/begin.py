@@ -11,7 +11,6 @@ from trainer.build import Built
 from trainer.config import KEYS, PER_START, TrainConfig, pick
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions, Progress
-from trainer.environment import snapshot
 from trainer.exits import Session
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
@@ -22,6 +21,7 @@ from trainer.resume import Start
 from trainer.run_folder import new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.saver import CheckpointSaver, load_model, restore
+from trainer.snapshot import snapshot
 from trainer.step import Stepper
 from trainer.step_times import StepTimes
 

@@ -1,21 +1,17 @@
-"""Seeds, threads, backend switches; the settings chosen at the start; the snapshot of what ran where."""
+"""Seeds, threads, backend switches; the settings chosen at the start."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
-from trainer.hardware import default_workers, describe_device, usable_cores
+from trainer.hardware import default_workers, usable_cores
 from trainer.levels import DTYPES, level_options
 from trainer.optim import default_milestones, default_warmup
 from trainer.weights import Preset, preset_of
@@ -228,32 +224,3 @@ def set_backends(device: torch.device, deterministic: bool, tf32: bool) -> None:
         precision = "tf32" if tf32 else "ieee"
         torch.backends.cuda.matmul.fp32_precision = precision
         torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
-
-
-def snapshot(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Versions, hardware, git revision and command line, as plain types."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "folder": os.getcwd(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
-        "git_revision": _git_revision(),
-        "world_size": ranks.world_size,
-        "threads": torch.get_num_threads(),
-        **describe_device(device),
-    }
-
-
-def _git_revision() -> str | None:
-    here = str(Path(__file__).parent)
-    try:
-        found = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
