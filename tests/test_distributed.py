@@ -242,7 +242,10 @@ def test_a_static_graph_changes_no_number(tmp_path, arch):
     for name, more in (("static", []), ("free", ["--micro-batch", 99])):
         done = launch(tmp_path, 2, *flags, *more, "--output-dir", name)
         assert done.returncode == 0, done.stderr[-2000:]
-    one, two = (torch.load(tmp_path / name / "checkpoints/last.pt")["state_dict"] for name in ("static", "free"))
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True)["state_dict"]
+        for name in ("static", "free")
+    )
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 

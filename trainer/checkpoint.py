@@ -17,9 +17,14 @@ from torch import Tensor
 from trainer.errors import UserError
 from trainer.memory_format import apply_to_optimizer_state, check_stride_orders
 from trainer.optim import zero_missing_momentum
+from trainer.tensor_file import TensorFileError, read_tensor_file
 from trainer.weights import strip_prefixes
 
 FORMAT = 1
+# What every file of ours holds, beside weights and format.
+_PARTS = {
+    "config": dict, "resolved": dict, "optimizer": dict, "precision": dict, "rng": list, "epoch": int, "step": int,
+}  # fmt: skip
 
 
 def write_checkpoint(path: Path, content: dict[str, Any], also: Path | None = None) -> None:
@@ -57,38 +62,30 @@ def _link(source: Path, target: Path) -> None:
     os.replace(temporary, target)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
     """A checkpoint of ours, of apex's main_amp.py or of pytorch/examples, on the CPU.
 
     Those of the other two become ours with what they hold: weights, epoch, best accuracy, optimizer.
-    Raises UserError for a missing or unreadable file.
+    ``flag``: what the path was given to, for messages. Raises UserError for a missing or unreadable file.
     """
     if not path.is_file():
-        raise UserError(f"--resume {path}: no such file{_nearby(path)}")
+        raise UserError(f"{flag}{path}: no such file{_nearby(path)}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = printable(f"{type(error).__name__}: {error}")
-        raise UserError(f"--resume {path} is damaged or holds more than tensors and plain values: {reason}") from error
+        content = read_tensor_file(path)
+    except TensorFileError as error:
+        raise UserError(f"{flag}{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise UserError(f"--resume {path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
+        raise UserError(f"{flag}{path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
     if "format" not in content:
         return _from_elsewhere(content)
-    lacking = [
-        key for key in ("config", "resolved", "optimizer", "precision", "rng", "epoch", "step") if key not in content
-    ]
+    lacking = [key for key, kind in _PARTS.items() if not isinstance(content.get(key), kind)]
     if lacking or not isinstance(content["format"], int):
         raise UserError(
-            f"--resume {path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
+            f"{flag}{path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
         )
     if content["format"] > FORMAT:
-        raise UserError(f"--resume {path} was written by a newer version of this script (format {content['format']})")
+        raise UserError(f"{flag}{path} was written by a newer version of this script (format {content['format']})")
     return content
-
-
-def printable(text: str, most: int = 160) -> str:
-    """Some text of another library on one line, without control characters."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:most]
 
 
 def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:

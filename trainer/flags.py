@@ -69,7 +69,7 @@ ROWS: list[Row] = [
     ),
     *_rows(
         GROUPS[1],
-        ("arch", "-a --arch --model", "a torchvision name, timm:NAME, or package.module:factory (your code, called as factory(num_classes=N))", "ARCH"),
+        ("arch", "-a --arch --model", "a torchvision name, timm:NAME, or package.module:factory, which imports and runs that code: factory(num_classes=N)", "ARCH"),
         ("pretrained", "--pretrained", "start from the architecture's default weights"),
         ("weights", "--weights", "start from these: a name such as IMAGENET1K_V2, or a file", "NAME_OR_PATH"),
     ),

@@ -59,7 +59,9 @@ def find_start(request: Request, group: Group) -> Start:
     if path is None:
         return Start(config, folder=folder, lines=lines)
     content = read[0] if read else read_checkpoint(path)
-    merged = merge_with_checkpoint(request.given, content["config"])
+    # A validation reads running statistics: nothing to synchronise, and no CUDA needed for it.
+    saved = {**content["config"], "sync_bn": False} if config.evaluate else content["config"]
+    merged = merge_with_checkpoint(request.given, saved)
     if not config.evaluate:
         _refuse_another_model(merged, content)
         folder = _folder_to_go_on_in(config, path)
@@ -142,9 +144,9 @@ def check_classes(start: Start, config: TrainConfig, classes: Sequence[str]) -> 
         return
     count = start.saved_resolved["num_classes"]
     if count != config.num_classes:
+        remedy = "give a DIR with its classes, or --class-map" if config.evaluate else "start from --weights instead"
         raise UserError(
-            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: start from --weights instead",
-            True,
+            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: {remedy}", True
         )
     if list(saved) != list(classes) and not config.synthetic:
         name = next((name for name in [*saved, *classes] if name not in saved or name not in classes), saved[0])
