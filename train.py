@@ -42,7 +42,8 @@ def run(
     data_commands.refuse_launchers(request.config)
     if request.config.check_data:
         return data_commands.check_data(request.config)
-    group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
+    asked = request.config
+    group, threads = build.open_group(asked.device, asked.deterministic, asked.tf32, session, asked.dist_timeout)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
     indexes = group.on_main(lambda: find_images(start.config))

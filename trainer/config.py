@@ -29,6 +29,7 @@ PER_START = (
     "bench_data",
     "json",
     "audit_layout",
+    "dist_timeout",
 )
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
@@ -57,6 +58,7 @@ class TrainConfig:
     hflip: float = 0.5
     crop_scale: tuple[float, float] = (0.08, 1.0)
     batch_size: int = 256
+    global_batch_size: int | None = None
     val_batch_size: int | None = None
     workers: int | None = None
     auto_augment: str | None = None
@@ -123,6 +125,7 @@ class TrainConfig:
     prof: int | None = None
     step_times: bool = False
     traceback: bool = False
+    dist_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         check(self)

@@ -52,6 +52,7 @@ ROWS: list[Row] = [
         ("mixup", "--mixup --mixup-alpha", "mix pairs of a batch with a share drawn from Beta(A, A); 0 is off", "A"),
         ("cutmix", "--cutmix --cutmix-alpha", "paste a rectangle of one image into another, its area from Beta(A, A); 0 is off", "A"),
         ("batch_size", "-b --batch-size --b", "images a step and process"),
+        ("global_batch_size", "--global-batch-size", "images a step over all processes, whatever their number; instead of -b"),
         ("val_batch_size", "--val-batch-size -vb", "images a validation batch (default: the batch size)"),
         ("workers", "-j --workers", "loader processes a rank (default: min(4, usable cores / ranks on this machine))"),
         ("exif_orientation", "--exif-orientation", "apply turns photos as their camera noted, ignore leaves them as stored, as torchvision does", "RULE"),
@@ -124,6 +125,7 @@ ROWS: list[Row] = [
         ("prof", "--prof", "profile steps N to N+9, write a trace, stop"),
         ("step_times", "--step-times", "write the time of every step and the losses of the first 100 of an epoch to step_times.jsonl"),
         ("traceback", "--traceback", "show the traceback of an error that is the user's too"),
+        ("dist_timeout", "--dist-timeout", "end the run when a process of it gives no answer for so long", "SECONDS"),
         ("local_rank", "--local-rank --local_rank", "accepted for launchers that pass it; the environment decides"),
     ),
 ]  # fmt: skip
