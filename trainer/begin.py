@@ -10,7 +10,7 @@ from typing import Any
 from trainer.build import Built
 from trainer.config import KEYS, PER_START, TrainConfig, pick
 from trainer.distributed import Group
-from trainer.engine import Engine, LoopOptions, Progress
+from trainer.engine import Engine, LoopOptions
 from trainer.environment import snapshot
 from trainer.exits import Session
 from trainer.layout_audit.hook import first_step_audit
@@ -21,7 +21,8 @@ from trainer.report import Reporter
 from trainer.resume import Start
 from trainer.run_folder import new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
-from trainer.saver import CheckpointSaver, load_model, restore
+from trainer.run_state import Progress
+from trainer.saver import CheckpointSaver, SaveOptions, load_model, restore
 from trainer.step import Stepper
 from trainer.step_times import StepTimes
 
@@ -39,7 +40,7 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
     progress, lines = restore(content, stepper, group)
     if config.start_epoch and config.resume != "auto":  # auto: the same command typed again
         lines.append(f"note: --start-epoch {config.start_epoch}: the checkpoint was at epoch {progress.epoch}")
-        progress.epoch, progress.samples_in_epoch, progress.epoch_sums = config.start_epoch, 0, [0.0] * 4
+        progress.start_epoch(config.start_epoch)
     old, new = content.get("global_batch_size"), config.batch_size * config.grad_accum_steps * group.world_size
     if old is not None and old != new:
         lines.append(
@@ -92,7 +93,7 @@ def open_engine(
     folder = open_folder(start, config, progress.step, group, session, built.heap)
     if stepper.bad_images is not None:
         stepper.bad_images.keep_in(folder)
-    saver = CheckpointSaver(folder, group, stepper, facts)
+    saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config))
     profiler = StepProfiler(config.prof, folder, group.device)
     report = Reporter(console, session.files, group, None if config.synthetic else config.workers)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)

@@ -33,7 +33,9 @@ PER_START = (
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
 # `--resume auto` may take a run that differs in these: they change neither data nor results.
-MATCH_IGNORES = (*PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard")
+MATCH_IGNORES = (
+    *PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard", "save_every_steps", "save_every_minutes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class TrainConfig:
     # run
     output_dir: str | None = None
     resume: str | None = None
+    save_every_steps: int | None = None
+    save_every_minutes: float = 15.0
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
     evaluate: bool = False

@@ -1,25 +1,25 @@
-"""The loop: fit, one epoch, validation. Knows no flag and no level of precision."""
+"""The loop: fit, one epoch, the boundary between two steps. Knows no flag and no level of precision."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from trainer.distributed import Group
 from trainer.memory_format import describe_strides
 from trainer.metrics import Means, RunningSums, means_of
-from trainer.models import TrainingLoss, main_output
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
+from trainer.run_state import Progress, Saver
 from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
+from trainer.validation import ValBatches, Validation
 
 
 class TrainBatches(Protocol):
@@ -30,29 +30,6 @@ class TrainBatches(Protocol):
     @property
     def steps_in_epoch(self) -> int: ...
     def epoch(self, epoch: int, consumed: int = 0) -> tuple[Iterator[Plan], Iterator[tuple[Tensor, Tensor]]]: ...
-
-
-class ValBatches(Protocol):
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-
-class Saver(Protocol):
-    def save(self, progress: Progress, is_best: bool) -> None: ...
-
-
-@dataclass
-class Progress:
-    """Where a run is. ``step`` counts attempted updates, ``samples_in_epoch`` what the epoch has consumed."""
-
-    epoch: int = 0
-    step: int = 0
-    images_seen: int = 0
-    samples_in_epoch: int = 0
-    best_acc1: float = 0.0
-    best_epoch: int = -1
-    skipped_steps: int = 0
-    epoch_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
 
 
 @dataclass(frozen=True)
@@ -85,6 +62,7 @@ class Engine:
         self.saver = saver
         self.profiler = profiler
         self.clock = Clock(group.device)
+        self.validation = Validation(stepper, group, report, self.clock, options.print_freq)
         self.progress = Progress()
         self.step_times = StepTimes(False, None, group)
         self._steps_here = 0  # steps and epochs of this start
@@ -99,6 +77,7 @@ class Engine:
         while progress.epoch < self.options.epochs:
             if not self.train_one_epoch(train, val):
                 break
+        self.saver.close()
         self._end_profile()
         return progress.epoch >= self.options.epochs
 
@@ -109,9 +88,9 @@ class Engine:
         done = progress.samples_in_epoch // train.sampler.global_batch_size
         steps = done + train.sampler.steps_left()
         self.stepper.wrapped.train()
-        sums = RunningSums(self.group.device, progress.epoch_sums)
+        sums = RunningSums(self.group.device, progress.epoch_sums, progress.window_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done, self.step_times.enabled)
-        self.step_times.start(timer)
+        self.step_times.start(timer, sums)
         self._announce(timer, steps - done)
         self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
         position = progress.epoch * train.steps_in_epoch
@@ -130,7 +109,9 @@ class Engine:
             if self._steps_here == 1 and self.first_step is not None:
                 with timer.paused():
                     self.first_step.after_first_step(timer.compute_seconds())
-            if self._stop and index + 1 < steps:
+            stopping = self._stop and index + 1 < steps
+            self._boundary(sums, stopping)
+            if stopping:
                 return self._leave()
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
@@ -160,7 +141,7 @@ class Engine:
         self.report.console.advance()
 
     def _is_logged(self, index: int, steps: int) -> bool:
-        return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps or self._stop
+        return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps
 
     def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> Health:
         progress = self.progress
@@ -177,62 +158,42 @@ class Engine:
         if is_best:
             progress.best_acc1, progress.best_epoch = val.acc1, progress.epoch
         self.report.epoch(progress, lr, train, val, timer, dropped)
-        progress.epoch += 1
-        progress.samples_in_epoch = 0
-        progress.epoch_sums = [0.0] * 4
+        progress.start_epoch(progress.epoch + 1)
         self.saver.save(progress, is_best)
         self._epochs_here += 1
         self._stop |= self._epochs_here == self.options.stop_after_epochs
 
+    def validate(self, val: ValBatches) -> Means:
+        return self.validation.run(val)
+
+    def _boundary(self, sums: RunningSums, stopping: bool) -> None:
+        """Between two steps: save where that is due. What ranks must agree on is agreed here."""
+        if self.saver.due_by_step(self.progress.step) or self._due_by_clock() or stopping:
+            self._save(sums)
+
+    def _due_by_clock(self) -> bool:
+        # Rank 0's clock is not the others': a run of one process alone saves by it.
+        return not self.group.active and self.saver.due_by_clock()
+
+    def _save(self, sums: RunningSums) -> None:
+        """Save inside an epoch. Waits for the device; raises where the guard holds what must not be saved."""
+        progress = self.progress
+        health = self.stepper.health()
+        self.stepper.raise_if_non_finite(health)
+        progress.skipped_steps = health.skipped_steps
+        progress.window_sums = sums.window().tolist()
+        self.saver.save(progress, is_best=False)
+
     def _leave(self) -> bool:
-        """Save inside an epoch (its end has saved already) and say how far the run came."""
+        """Say how far the run came; it is saved already."""
         progress = self.progress
         self.report.console.end_bar()
         self.step_times.write(progress.epoch, progress.skipped_steps)
-        if progress.samples_in_epoch:
-            self.group.broadcast_buffers(self.stepper.model)
-            self.saver.save(progress, is_best=False)
         if progress.epoch < self.options.epochs:
             self.report.console.say(
                 f"stopped after step {progress.step} (epoch {progress.epoch}) as asked; --resume goes on from there"
             )
         return False
-
-    @torch.no_grad()
-    def validate(self, val: ValBatches) -> Means:
-        """Loss and accuracy over every validation image once, on the plain module with rank 0's statistics."""
-        model, precision = self.stepper.model, self.stepper.precision
-        self.group.broadcast_buffers(model)
-        self.stepper.buffers.accept()
-        model.eval()
-        criterion, sums = TrainingLoss(), RunningSums(self.group.device)
-        timer = StepTimer(self.clock, 0, len(val))
-        self.report.console.start_bar("validation", len(val))
-        for index, (images, target) in enumerate(val):
-            if len(target):  # not all of the batch's images were bad ones
-                with precision.autocast():
-                    output = main_output(model(images))
-                sums.add(criterion(output, target), output, target)
-            timer.step_done(len(target) * self.group.world_size)
-            self.report.console.advance()
-            if self.group.is_main and (
-                index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == len(val)
-            ):
-                window = means_of(sums.take())
-                self.report.val_step((index + 1, len(val)), (window, means_of(sums.total)), timer)
-        self.report.console.end_bar()
-        self._settle_bad_images()
-        means = means_of(sums.total_over(self.group))
-        self.report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
-        return means
-
-    def _settle_bad_images(self) -> None:
-        bad = self.stepper.bad_images
-        if bad is not None:
-            bad.settle("val", 0)
-            news = bad.news()
-            if news:
-                self.report.console.notice(news)
 
     def _announce(self, timer: StepTimer, steps: int) -> None:
         if steps and timer.shortened and self._epochs_here == 0:

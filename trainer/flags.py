@@ -113,6 +113,8 @@ ROWS: list[Row] = [
         ("config", "-c --config", "YAML file of these flags, underscores for dashes; the command line wins", "FILE"),
         ("output_dir", "--output-dir --output", "run folder (default: runs/<date-time>-<arch>-<level>-<memory format>)", "DIR"),
         ("resume", "--resume", "checkpoint to go on from, or auto: the newest matching run that is not done", "PATH"),
+        ("save_every_steps", "--save-every-steps", "save a checkpoint every N steps, beside those at each epoch's end (default: off)"),
+        ("save_every_minutes", "--save-every-minutes", "save a checkpoint when the last one is M minutes old; 0 is off", "M"),
         ("stop_after_epochs", "--stop-after-epochs", "save and leave after this many epochs of this start; the schedule stays"),
         ("stop_after_steps", "--stop-after-steps", "the same in steps"),
         ("evaluate", "-e --evaluate --test-only", "validate once and leave; weights from --resume or --weights"),

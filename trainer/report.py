@@ -13,7 +13,7 @@ from trainer.step import Health
 from trainer.timing import StepTimer
 
 if TYPE_CHECKING:
-    from trainer.engine import Progress
+    from trainer.run_state import Progress
 
 
 class Reporter:

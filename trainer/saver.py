@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cadence import Cadence
 from trainer.checkpoint import (
     FORMAT,
     load_optimizer_state,
@@ -14,12 +16,18 @@ from trainer.checkpoint import (
     write_checkpoint,
 )
 from trainer.distributed import Group
-from trainer.engine import Progress
 from trainer.errors import UserError
 from trainer.memory_format import check_stride_orders
 from trainer.run_folder import BEST, LAST
+from trainer.run_state import Progress
 from trainer.step import Stepper
 from trainer.weights import COUNTER
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    save_every_steps: int | None = None
+    save_every_minutes: float = 15.0
 
 
 class CheckpointSaver:
@@ -28,14 +36,37 @@ class CheckpointSaver:
     ``facts``: what does not change during the run (arch, settings, classes), as plain types.
     """
 
-    def __init__(self, folder: Path | None, group: Group, stepper: Stepper, facts: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        group: Group,
+        stepper: Stepper,
+        facts: dict[str, Any],
+        options: SaveOptions | None = None,
+    ) -> None:
+        options = options or SaveOptions()
         self._folder = folder
         self._group = group
         self._stepper = stepper
         self._facts = facts
+        self._cadence = Cadence(options.save_every_steps, options.save_every_minutes)
+
+    def due_by_step(self, step: int) -> bool:
+        """The same on every rank."""
+        return self._cadence.due_by_step(step)
+
+    def due_by_clock(self) -> bool:
+        """By this rank's clock: ranks must agree on the answer of rank 0."""
+        return self._cadence.due_by_clock()
+
+    def close(self) -> None:
+        """Every save is on disk, or an error raised."""
 
     def save(self, progress: Progress, is_best: bool) -> None:
-        generators = self._group.gather(rng_state(self._group.device))
+        self._cadence.saved()
+        generators, windows = zip(
+            *self._group.gather((rng_state(self._group.device), progress.window_sums)), strict=True
+        )
         if self._folder is None:
             return
         stepper = self._stepper
@@ -47,7 +78,8 @@ class CheckpointSaver:
             "precision": stepper.precision.state_dict(),
             "ema": None,
             **vars(progress),
-            "rng": generators,
+            "window_sums": list(windows),
+            "rng": list(generators),
             "world_size": self._group.world_size,
         }
         folder = self._folder / "checkpoints"
@@ -67,6 +99,7 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
     known = {key: content[key] for key in vars(Progress()) if key in content}
     progress = Progress(**known)
     progress.epoch_sums = list(progress.epoch_sums)
+    progress.window_sums = _own_window(content.get("window_sums", []), group)
     if content.get("foreign"):
         progress.best_epoch = progress.epoch - 1 if progress.best_acc1 else -1
         notices.append(
@@ -77,6 +110,14 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
             f"note: saved on {content['world_size']} ranks, going on with {group.world_size}: the random state of dropout starts anew"
         )
     return progress, notices
+
+
+def _own_window(windows: list[list[float]], group: Group) -> list[float]:
+    """This rank's part of the sums since the last logged step; in another world rank 0 takes them all."""
+    if len(windows) == group.world_size:
+        return list(windows[group.ranks.rank])
+    whole = [sum(column) for column in zip(*windows, strict=True)] if windows and group.is_main else []
+    return whole or [0.0] * 4
 
 
 def load_model(content: dict[str, Any], stepper: Stepper) -> None:
