@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.build import Built
+from trainer.checkpoint_folder import remove_leftovers
 from trainer.config import KEYS, PER_START, TrainConfig, pick
+from trainer.content import load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
 from trainer.environment import snapshot
@@ -22,7 +24,7 @@ from trainer.resume import Start
 from trainer.run_folder import new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
-from trainer.saver import CheckpointSaver, SaveOptions, load_model, restore
+from trainer.saver import CheckpointSaver, SaveOptions
 from trainer.step import Stepper
 from trainer.step_times import StepTimes
 
@@ -64,6 +66,7 @@ def open_folder(
         name = memory_format_name(resolve_memory_format(config.channels_last))
         folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
         session.folder = folder
+        remove_leftovers(folder.path)
         folder.write_config(start.config, config)
         facts = {**snapshot(group.device, group.ranks), "cpu_heap": heap}
         folder.write_environment(facts)
@@ -93,9 +96,9 @@ def open_engine(
     folder = open_folder(start, config, progress.step, group, session, built.heap)
     if stepper.bad_images is not None:
         stepper.bad_images.keep_in(folder)
-    saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config))
     profiler = StepProfiler(config.prof, folder, group.device)
     report = Reporter(console, session.files, group, None if config.synthetic else config.workers)
+    session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
     engine.step_times = StepTimes(config.step_times, folder, group)

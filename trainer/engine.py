@@ -73,7 +73,7 @@ class Engine:
     def fit(self, train: TrainBatches, val: ValBatches) -> bool:
         """Train to the last epoch; True when the run is done, False when it was asked to stop before."""
         progress = self.progress
-        self.stepper.start(progress.skipped_steps)
+        self.stepper.start(progress.skipped_steps, progress.bad_row)
         while progress.epoch < self.options.epochs:
             if not self.train_one_epoch(train, val):
                 break
@@ -148,7 +148,7 @@ class Engine:
         window = means_of(sums.take(self.group))
         progress.epoch_sums = sums.total
         health = self.stepper.health()
-        progress.skipped_steps = health.skipped_steps
+        progress.skipped_steps, progress.bad_row = health.skipped_steps, health.guard.row
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
         return health
 
@@ -168,6 +168,7 @@ class Engine:
 
     def _boundary(self, sums: RunningSums, stopping: bool) -> None:
         """Between two steps: save where that is due. What ranks must agree on is agreed here."""
+        self.saver.check()
         if self.saver.due_by_step(self.progress.step) or self._due_by_clock() or stopping:
             self._save(sums)
 
@@ -180,7 +181,7 @@ class Engine:
         progress = self.progress
         health = self.stepper.health()
         self.stepper.raise_if_non_finite(health)
-        progress.skipped_steps = health.skipped_steps
+        progress.skipped_steps, progress.bad_row = health.skipped_steps, health.guard.row
         progress.window_sums = sums.window().tolist()
         self.saver.save(progress, is_best=False)
 

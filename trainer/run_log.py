@@ -42,6 +42,8 @@ EPOCH_TAGS = {
     "val/acc5": "val_acc5",
 }
 
+SAVE_TAGS = {"perf/save_pause_ms": "save_pause_ms", "perf/save_write_ms": "save_write_ms"}
+
 
 class Console:
     """Lines on stdout, with a progress bar between them where stderr is a terminal."""
@@ -116,6 +118,11 @@ class RunFiles:
         self._rows.writerow({key: _csv_value(record.get(key)) for key in SUMMARY_COLUMNS})
         self._summary.flush()
         self._write_points(EPOCH_TAGS, record)
+
+    def add_save(self, record: dict[str, Any]) -> None:
+        """A checkpoint and what it cost the training."""
+        self._write_json({"kind": "save", **record})
+        self._write_points(SAVE_TAGS, record)
 
     def add_later(self, tag: str, text: str) -> None:
         """Text for TensorBoard, written with the first point: its import must not delay the first step."""

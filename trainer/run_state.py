@@ -10,6 +10,7 @@ from typing import Protocol
 class Progress:
     """Where a run is. ``step`` counts attempted updates, ``samples_in_epoch`` what the epoch has consumed.
 
+    ``skipped_steps`` and ``bad_row`` count non-finite steps: of the run, and in a row up to here.
     ``epoch_sums`` are those of the epoch up to its last logged step, over all ranks; ``window_sums`` what this rank
     has added since then.
     """
@@ -21,6 +22,7 @@ class Progress:
     best_acc1: float = 0.0
     best_epoch: int = -1
     skipped_steps: int = 0
+    bad_row: int = 0
     epoch_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
     window_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
 
@@ -34,10 +36,11 @@ class Saver(Protocol):
     """What the loop asks at the boundary of two steps.
 
     Every rank calls ``save`` and ``close`` alike. ``due_by_step`` is the same on every rank; ``due_by_clock`` is a
-    matter of rank 0's clock, on which the ranks must agree before they save.
+    matter of rank 0's clock, on which the ranks must agree before they save. ``check`` tells how the last save went.
     """
 
     def due_by_step(self, step: int) -> bool: ...
     def due_by_clock(self) -> bool: ...
+    def check(self) -> None: ...
     def save(self, progress: Progress, is_best: bool) -> None: ...
     def close(self) -> None: ...

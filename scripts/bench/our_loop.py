@@ -69,6 +69,9 @@ class NoSaver:
     def due_by_clock(self) -> bool:
         return False
 
+    def check(self) -> None:
+        """Nothing can fail."""
+
     def close(self) -> None:
         """Nothing is open."""
 
