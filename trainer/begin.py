@@ -21,6 +21,7 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.resume import Start
+from trainer.rewind import Rewinder
 from trainer.run_folder import new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
@@ -101,6 +102,8 @@ def open_engine(
     session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    if config.rewind:
+        engine.rewinder = Rewinder(folder, group, stepper, report)
     engine.step_times = StepTimes(config.step_times, folder, group)
     engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine

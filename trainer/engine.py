@@ -10,11 +10,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from trainer.distributed import Group
+from trainer.errors import NonFiniteError
 from trainer.memory_format import describe_strides
 from trainer.metrics import Means, RunningSums, means_of
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
+from trainer.rewind import Rewinder
 from trainer.run_state import Progress, Saver
 from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
@@ -68,18 +70,23 @@ class Engine:
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
+        self.rewinder: Rewinder | None = None
         self.first_step: FirstStep | None = None  # looks at the first batch and acts once its step is over
 
     def fit(self, train: TrainBatches, val: ValBatches) -> bool:
         """Train to the last epoch; True when the run is done, False when it was asked to stop before."""
-        progress = self.progress
-        self.stepper.start(progress.skipped_steps, progress.bad_row)
-        while progress.epoch < self.options.epochs:
-            if not self.train_one_epoch(train, val):
-                break
+        self.stepper.start(self.progress.skipped_steps, self.progress.bad_row)
+        if self.rewinder is not None:
+            self.saver.save(self.progress, is_best=False)  # somewhere to go back to
+        while self.progress.epoch < self.options.epochs:
+            try:
+                if not self.train_one_epoch(train, val):
+                    break
+            except NonFiniteError as error:
+                self._rewind(error)
         self.saver.close()
         self._end_profile()
-        return progress.epoch >= self.options.epochs
+        return self.progress.epoch >= self.options.epochs
 
     def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
         """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
@@ -99,7 +106,10 @@ class Engine:
             # Forward, backward and update.
             self.profiler.before_step(self._steps_here)
             lr = self.schedule(position + index)
-            taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+            if progress.leaves_out(progress.step):
+                taken = self.stepper.leave_out(plan, batches, timer)
+            else:
+                taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
             self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
             logged = self._is_logged(index, steps)
@@ -119,6 +129,13 @@ class Engine:
         val_means = self.validate(val)
         self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
         return not self._stop or self._leave()
+
+    def _rewind(self, error: NonFiniteError) -> None:
+        if self.rewinder is None:
+            raise error
+        self.report.console.end_bar()
+        self.saver.join()
+        self.progress = self.rewinder.go_back(error, self.progress)
 
     def _end_profile(self) -> None:
         self.profiler.finish()

@@ -11,7 +11,8 @@ class Progress:
     """Where a run is. ``step`` counts attempted updates, ``samples_in_epoch`` what the epoch has consumed.
 
     ``skipped_steps`` and ``bad_row`` count non-finite steps: of the run, and in a row up to here.
-    ``epoch_sums`` are those of the epoch up to its last logged step, over all ranks; ``window_sums`` what this rank
+    ``rewinds`` counts how often the run went back, ``left_out`` holds first and last of the steps whose images it
+    then passes over. ``epoch_sums`` are those of the epoch up to its last logged step, over all ranks; ``window_sums`` what this rank
     has added since then.
     """
 
@@ -23,8 +24,13 @@ class Progress:
     best_epoch: int = -1
     skipped_steps: int = 0
     bad_row: int = 0
+    rewinds: int = 0
+    left_out: list[list[int]] = field(default_factory=list)
     epoch_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
     window_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+
+    def leaves_out(self, step: int) -> bool:
+        return any(first <= step <= last for first, last in self.left_out)
 
     def start_epoch(self, epoch: int) -> None:
         """Stand before the first step of ``epoch``."""
@@ -43,4 +49,5 @@ class Saver(Protocol):
     def due_by_clock(self) -> bool: ...
     def check(self) -> None: ...
     def save(self, progress: Progress, is_best: bool) -> None: ...
+    def join(self) -> None: ...
     def close(self) -> None: ...

@@ -78,8 +78,8 @@ class CheckpointSaver:
         """At every boundary: tell how the last save went, if it is over. Raises RunError where the run is to end;
         of several ranks all do, but not before the next ``save``."""
         self._collect(wait=False)
-        if self._end is not None and not self._group.active:
-            raise self._end
+        if not self._group.active:
+            self._raise_end()
 
     def save(self, progress: Progress, is_best: bool) -> None:
         """Copy the run's state to the host and have it written. Raises RunError, as ``check`` does."""
@@ -88,6 +88,7 @@ class CheckpointSaver:
         self._cadence.saved()
         own = rng_state(self._group.device), progress.window_sums, self._end
         ranks = self._group.gather(own)
+        self._end = None
         if ranks[0][2] is not None:
             raise ranks[0][2]
         if self._writer is None:
@@ -98,8 +99,8 @@ class CheckpointSaver:
         self._writer.start(content, is_best, self._parameters, time.perf_counter() - started)
         if not self._background:
             self._collect(wait=True)
-            if self._end is not None and not self._group.active:
-                raise self._end
+            if not self._group.active:
+                self._raise_end()
 
     def join(self) -> None:
         """Wait until nothing is being written, on this rank; raises nothing."""
@@ -116,8 +117,12 @@ class CheckpointSaver:
             self._collect(wait=True)
             if self._failures and self._end is None:
                 self._end = RunError(f"the last checkpoint could not be saved ({self._what_is_left()})")
-        if self._end is not None:
-            raise self._end
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            raise end
 
     def _collect(self, wait: bool) -> None:
         written = self._writer.collect(wait) if self._writer is not None else None

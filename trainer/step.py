@@ -144,6 +144,12 @@ class Stepper:
             self._update(step, lr)
         return taken
 
+    def leave_out(self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer) -> int:
+        """Pass over the batches of ``plan``; returns the images it took, which is none."""
+        for _ in self._load(plan, batches, timer):
+            pass
+        return 0
+
     def _load(self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer) -> Iterator[Loaded]:
         for position, size in enumerate(plan.batch_sizes):
             # Wait for the batch; everything after it is compute.

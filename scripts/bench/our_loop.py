@@ -72,6 +72,9 @@ class NoSaver:
     def check(self) -> None:
         """Nothing can fail."""
 
+    def join(self) -> None:
+        """Nothing is being written."""
+
     def close(self) -> None:
         """Nothing is open."""
 
