@@ -80,7 +80,7 @@ def run(
         console.say(line)
     facts = begin.checkpoint_facts(start.config, config, classes, train.sampler.global_batch_size)
     engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)
-    return finish.evaluate(engine, val) if config.evaluate else finish.fit(engine, train, val, config, session)
+    return finish.evaluate(engine, val, session) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
 def find_images(config: TrainConfig) -> Any:

@@ -34,7 +34,10 @@ PER_START = (
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
 # `--resume auto` may take a run that differs in these: they change neither data nor results.
-MATCH_IGNORES = (*PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard")
+MATCH_IGNORES = (
+    *PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard", "save_every_steps", "save_every_minutes",
+    "keep_checkpoints", "async_save", "on_save_error", "rewind",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,12 @@ class TrainConfig:
     # run
     output_dir: str | None = None
     resume: str | None = None
+    save_every_steps: int | None = None
+    save_every_minutes: float = 15.0
+    keep_checkpoints: int = 3
+    async_save: bool = True
+    on_save_error: str | None = None
+    rewind: bool = False
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
     evaluate: bool = False

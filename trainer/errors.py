@@ -45,6 +45,11 @@ class NonFiniteError(RunError):
 
     exit_code = EXIT_NON_FINITE
 
+    def __init__(self, message: str, on_every_rank: bool = False, steps: tuple[int, int] | None = None) -> None:
+        """``steps``: the first bad step and the last, 0-based."""
+        super().__init__(message, on_every_rank)
+        self.steps = steps
+
 
 class OutOfMemory(RunError):
     """The device or the machine ran out of memory. Exit code 4."""

@@ -19,22 +19,31 @@ class Session:
     group: Any = None
     folder: Any = None
     files: Any = None
+    saver: Any = None
     signals: Any = None
     # Until the group is open, one rank a machine speaks for the others, which fail alike.
     main_rank: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
     show_traceback: bool = False
 
     def close(self, state: str, why: str | None, code: int, agreed: bool) -> None:
+        if self.saver is not None:
+            self.saver.join()  # the folder stays locked while a checkpoint is being written
         if self.files is not None:
             self.files.close()
         if self.folder is not None:
-            self.folder.write_status(state, why, code)
+            self._write_status(state, why, code)
             self.folder.release()
         if self.group is not None:
             self.group.close(agreed)
         if self.signals is not None:
             self.signals.restore()
-        self.files = self.folder = self.group = self.signals = None
+        self.files = self.folder = self.group = self.saver = self.signals = None
+
+    def _write_status(self, state: str, why: str | None, code: int) -> None:
+        try:
+            self.folder.write_status(state, why, code)
+        except OSError as error:
+            print(f"note: status.json could not be written ({error.strerror or error})", file=sys.stderr, flush=True)
 
 
 def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
