@@ -69,8 +69,8 @@ def test_a_killed_rank_is_restarted_in_the_same_folder(tmp_path, straight, rank)
 
 @pytest.mark.slow
 def test_a_frozen_rank_ends_the_run_with_a_sentence(tmp_path):
-    """The launcher then gives the frozen process 30 s to end before it kills it."""
-    env = {"TOY_SIGNALS": "SIGSTOP train 3 1"}
+    """The launcher then gives the frozen process 30 s to end before it kills it (3 where it knows the variable)."""
+    env = {"TOY_SIGNALS": "SIGSTOP train 3 1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
     done = launch(tmp_path, 2, *FLAGS, "--output-dir", "run", "--dist-timeout", 5, env=env)
     assert done.returncode == 1
     assert done.stderr.count("error: another process of this run gave no answer for 5 s (--dist-timeout)") == 1
@@ -85,6 +85,14 @@ def test_a_rank_that_has_gone_is_named_as_the_cause(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("error: another process of this run has ended") == 1
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_rank_0s_clock_saves_on_every_rank(tmp_path):
+    done = launch(tmp_path, 2, *FLAGS, "--save-every-minutes", 1e-6, "--keep-checkpoints", 9, "--output-dir", "run")
+    assert done.returncode == 0, done.stderr[-2000:]
+    steps = {int(path.stem.split("_")[1]) for path in (tmp_path / "run/checkpoints").glob("step_*.pt")}
+    assert {2, 3, 4, 5} <= steps, "one boundary after it was due"
 
 
 @pytest.mark.slow

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
+import subprocess
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from helpers import make_folder
 from test_resume import assert_same_end, load, rows
+
+from data.worker_start import WorkerStart
 
 FLAGS = ["-a", "toy_models:signalled", "--epochs", 2, "--synthetic-size", 36, "--val-batch-size", 2]
 
@@ -59,10 +65,29 @@ def test_an_evaluation_stops_too(run, capsys, monkeypatch):
     assert "Evaluated" not in capsys.readouterr().out
 
 
+def test_only_its_parents_sigterm_ends_a_worker():
+    def work(pipe: Connection) -> None:
+        WorkerStart(0)(0)
+        while True:
+            pipe.send(pipe.recv())
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=work, args=(theirs,), daemon=True)
+    worker.start()
+    for signals in ([], ["TERM", "INT", "USR1", "USR2", "TERM"]):
+        for name in signals:
+            subprocess.run(["sh", "-c", f"kill -{name} {worker.pid}"], check=True)
+        ours.send("still there?")
+        assert ours.poll(20), "an unanswered question"
+        assert ours.recv() == "still there?"
+    worker.terminate()
+    worker.join(20)
+    assert worker.exitcode == 0
+
+
 def test_workers_outlive_the_signals_of_their_group(run, monkeypatch):
     """torchrun and clusters signal every process of a job; the run still has a step to take."""
-    import os
-
     make_folder(Path("data"), train=16, val=4)
     flags = ["data", "-a", "toy_models:signalled", "-b", 4, "--image-size", 32, "-p", 1, "--epochs", 2, "-j", 2]
     flags += ["--tensorboard", "false"]
