@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import torchrun
+from helpers import make_folder, torchrun
 from test_distributed import SMALL, launch, rows
 
 FLAGS = ["-a", "toy_models:signalled", "--b", 4, "--synthetic-size", 36, "--val-batch-size", 1, "--epochs", 2]
@@ -55,6 +55,21 @@ def test_a_signal_to_one_rank_stops_both(tmp_path, straight, signals, code, step
 
 
 @pytest.mark.slow
+def test_a_sigterm_to_torchrun_saves(tmp_path):
+    """It passes the signal on to the process groups of its workers, loader processes and all."""
+    make_folder(tmp_path / "data", train=18, val=3)
+    flags = ["data", "-a", "toy_models:signalled", "-b", 4, "-j", 1, "--epochs", 2]
+    done = launch(tmp_path, 2, *flags, "--output-dir", "straight")
+    assert done.returncode == 0, done.stderr[-2000:]
+    done = launch(tmp_path, 2, *flags, "--output-dir", "run", env={"TOY_SIGNALS": "^SIGTERM train 2 0"})
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["exit_code"], status["why"][:8]) == ("preempted", 143, "SIGTERM:"), done.stderr
+    assert end_of(tmp_path / "run")["step"] < 10
+    assert launch(tmp_path, 2, "--resume", "run", "--epochs", 2).returncode == 0
+    assert_same_end(tmp_path / "straight", tmp_path / "run")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_restarted_in_the_same_folder(tmp_path, straight, rank):
     """The whole command is the one typed first: no --output-dir."""
@@ -69,8 +84,8 @@ def test_a_killed_rank_is_restarted_in_the_same_folder(tmp_path, straight, rank)
 
 @pytest.mark.slow
 def test_a_frozen_rank_ends_the_run_with_a_sentence(tmp_path):
-    """The launcher then gives the frozen process 30 s to end before it kills it (3 where it knows the variable)."""
-    env = {"TOY_SIGNALS": "SIGSTOP train 3 1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
+    """The launcher then gives the frozen process 30 s to end before it kills it."""
+    env = {"TOY_SIGNALS": "SIGSTOP train 3 1"}
     done = launch(tmp_path, 2, *FLAGS, "--output-dir", "run", "--dist-timeout", 5, env=env)
     assert done.returncode == 1
     assert done.stderr.count("error: another process of this run gave no answer for 5 s (--dist-timeout)") == 1

@@ -254,7 +254,8 @@ def slower_on_the_clock(num_classes: int) -> nn.Module:
 
 class Signalled(Tiny):
     """Sends its own process what TOY_SIGNALS says, "NAMES MODE PASS RANK" such as "SIGINT,SIGINT train 3 0", in that
-    forward pass (from 1) of that mode (train or val), on the first attempt under torchrun; has dropout."""
+    forward pass (from 1) of that mode (train or val), on the first attempt under torchrun, and with a ``^`` before the
+    name its parent; has dropout."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes, dropout=0.5)
@@ -267,7 +268,7 @@ class Signalled(Tiny):
         here = os.environ.get("RANK", "0") == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         if here and (mode, self.passes[mode]) == (when, int(at)):
             for name in names.split(","):
-                os.kill(os.getpid(), getattr(signal, name))
+                os.kill(os.getppid() if name[0] == "^" else os.getpid(), getattr(signal, name.lstrip("^")))
         return super().forward(images)
 
 
