@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,16 @@ def test_another_number_of_ranks_in_the_middle_of_an_epoch_sees_each_sample_once
     batches = [json.loads(line) for path in tmp_path.glob("ids_rank*") for line in path.read_text().splitlines()]
     assert sorted(index for keys in batches for _, index in keys) == list(range(36))
     assert [row["images_seen"] for row in rows(tmp_path / "run", "step")] == [8, 16, 24, 32, 36]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_missed_in_one_sentence(run, capsys, monkeypatch, rank):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    for key, value in {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(key, value)
+    assert run("--dist-timeout", 1) == 1
+    error = capsys.readouterr().err
+    assert f"error: rank {rank} of 2 did not meet the others within 1 s (--dist-timeout)" in error
+    assert "Traceback" not in error

@@ -20,7 +20,7 @@ from trainer.errors import LostRank, RunError, UserError
 T = TypeVar("T")
 FAREWELL_SECONDS = 5.0
 # What gloo, NCCL and the store say of a rank that is silent, and of one that has gone.
-_SILENCE = ("Timed out waiting", "timed out after", "Wait timeout", "Application timeout", "timeout in")
+_SILENCE = ("Timed out waiting", "timed out after", "imeout after", "Wait timeout", "Application timeout")
 _PARTING = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "remote process exited",
     "Connection refused", "recvValue failed", "sendBytes failed",
@@ -75,17 +75,31 @@ class Group:
         self._calls = 0
         self._at_close: list[Callable[[], None]] = []
         if ranks.world_size > 1:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            timeout = timedelta(seconds=timeout_s)
-            store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-            # torchrun keeps one store over restarts: without a prefix an attempt would meet the last one's addresses.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = dist.PrefixStore(f"attempt{attempt}", store)
-            options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
-            prefixed = dist.PrefixStore("group", self._store)
-            dist.init_process_group(
-                backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout, **options
-            )
+            try:
+                self._join()
+            except dist.DistError as error:
+                raise LostRank(
+                    f"rank {ranks.rank} of {ranks.world_size} did not meet the others within {timeout_s:g} s (--dist-timeout): start as "
+                    f"many processes as WORLD_SIZE says, and see that MASTER_ADDR and MASTER_PORT can be reached ({error})"
+                ) from error
+
+    def _join(self) -> None:
+        """Meet the other ranks. Raises dist.DistError where one does not come."""
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=self._timeout)))
+        # torchrun keeps one store over restarts: without a prefix an attempt would meet the last one's addresses.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefixed = dist.PrefixStore(f"attempt{attempt}", store)
+        options: dict[str, Any] = {"device_id": self.device} if backend == "nccl" else {}
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", prefixed),
+            rank=rank,
+            world_size=world_size,
+            timeout=self._timeout,
+            **options,
+        )
+        self._store = prefixed
 
     @property
     def is_main(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, RunError
+from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, LostRank, RunError
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _fail(session: Session, error: Exception) -> int:
         traceback.print_exc()
         session.close("failed", f"{type(error).__name__}: {error}", EXIT_ERROR, agreed=False)
         return EXIT_ERROR
-    alike = error.on_every_rank or session.group is None
+    alike = error.on_every_rank or (session.group is None and not isinstance(error, LostRank))
     if session.show_traceback:
         traceback.print_exc()
     if session.main_rank or not alike:
