@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,3 +71,21 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def torchrun(
+    folder: Path,
+    ranks: int,
+    script: Path,
+    *flags: object,
+    options: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A script under torchrun in ``folder``, with the toy models on its path; the finished process."""
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--standalone", "--nproc-per-node", str(ranks)]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        [*command, str(script), *(str(flag) for flag in flags)],
+        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip

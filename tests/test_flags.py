@@ -50,6 +50,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--pretrained", "true", True, False),
     ("--weights", "IMAGENET1K_V2", "IMAGENET1K_V2", None),
     ("--batch-size -b --b", "8", 8, 256),
+    ("--global-batch-size", "64", 64, None),
     ("--workers -j", "2", 2, None),
     ("--epochs", "3", 3, None),
     ("--start-epoch", "2", 2, 0),
@@ -92,6 +93,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--timing-warmup-steps", "2", 2, 5),
     ("--step-times", "true", True, False),
     ("--traceback", "true", True, False),
+    ("--dist-timeout", "20", 20.0, 300.0),
 ]
 # Each is refused without the other.
 PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}

@@ -6,18 +6,20 @@ A file holds plain types and contiguous float32 tensors, so that it loads anywhe
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
-from torch import Tensor
 
 from trainer.errors import UserError
-from trainer.memory_format import apply_to_optimizer_state, check_stride_orders
-from trainer.optim import zero_missing_momentum
-from trainer.tensor_file import TensorFileError, read_tensor_file
+from trainer.tensor_file import TensorFileError, printable, read_tensor_file
 from trainer.weights import strip_prefixes
 
 FORMAT = 1
@@ -27,39 +29,93 @@ _PARTS = {
 }  # fmt: skip
 
 
-def write_checkpoint(path: Path, content: dict[str, Any], also: Path | None = None) -> None:
-    """Write to a temporary file beside ``path``, fsync it, rename it, fsync the folder.
+def write_checkpoint(path: Path, content: dict[str, Any], also: Sequence[Path] = ()) -> None:
+    """Write to a temporary file beside ``path``, fsync it, verify it, rename it, fsync the folder.
 
-    ``also``: a second name for the same bytes, in the same folder; set first, so that ``path`` never
-    tells of a best epoch that is not there.
+    ``also``: more names for the same bytes, in the same folder; set first, so that ``path`` never tells of a best
+    epoch that is not there. Raises OSError; whatever stood under the names then stands there still.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as stream:
-            torch.save(content, stream)
+            guarded = _Guarded(stream)
+            torch.save(content, cast(Any, guarded))
+            guarded.raise_error()
             stream.flush()
             os.fsync(stream.fileno())
-        if also is not None:
-            _link(temporary, also)
+        damage = damage_of(temporary)
+        if damage:
+            raise OSError(errno.EIO, f"what was read back is not what was written ({damage})", str(path))
+        for name in also:
+            _link(temporary, name)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Guarded:
+    """A stream whose errors wait until torch's writer, which is C++ and takes them badly, is through."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self._error is None:
+            try:
+                return self._stream.write(data)
+            except OSError as error:
+                self._error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Flushed by whoever opened the stream."""
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a file of ``torch.save``, by the CRC-32 that its zip holds of each record; None where nothing is."""
     try:
-        os.fsync(folder)
+        with zipfile.ZipFile(path) as archive:
+            record = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        return printable(f"{error}") or "no whole zip archive"
+    return None if record is None else f"the checksum of {printable(record)} does not match"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name: no second write. Both names are only ever replaced, never written into."""
+    """The same file under a second name: no second write. All names are only ever replaced, never written into."""
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
     except OSError:  # a file system without hard links
-        shutil.copyfile(source, temporary)
+        _copy(source, temporary)
     os.replace(temporary, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+        with open(target, "rb+") as stream:
+            os.fsync(stream.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
@@ -70,6 +126,10 @@ def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
     """
     if not path.is_file():
         raise UserError(f"{flag}{path}: no such file{_nearby(path)}")
+    # Old files of other scripts are no zip archives and hold no checksums.
+    damage = damage_of(path) if zipfile.is_zipfile(path) else None
+    if damage:
+        raise UserError(f"{flag}{path} cannot be read: it is damaged ({damage})")
     try:
         content = read_tensor_file(path)
     except TensorFileError as error:
@@ -101,54 +161,6 @@ def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
         "epoch": int(content.get("epoch", 0)),
         "best_acc1": float(best),
     }
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-    """The optimizer's state by position of the parameter: float32, contiguous, on the CPU."""
-    state = optimizer.state_dict()["state"]
-    return {index: {key: _for_file(value) for key, value in entry.items()} for index, entry in state.items()}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> bool:
-    """Load what ``optimizer_state`` or another script's file holds; False where it does not fit.
-
-    Hyperparameters stay the flags', dtype and memory format the parameters'.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entry in state.items():
-        buffer = entry.get("momentum_buffer")
-        if index >= len(parameters) or (isinstance(buffer, Tensor) and buffer.shape != parameters[index].shape):
-            return False
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    zero_missing_momentum(optimizer)
-    apply_to_optimizer_state(optimizer)
-    check_stride_orders(optimizer)
-    return True
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Generators of this rank."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def load_rng_state(states: list[dict[str, Tensor]], rank: int, world_size: int, device: torch.device) -> bool:
-    """Bring this rank's generators back; False where the file holds those of another world."""
-    if len(states) != world_size:
-        return False
-    torch.set_rng_state(states[rank]["cpu"])
-    if device.type == "cuda" and "cuda" in states[rank]:
-        torch.cuda.set_rng_state(states[rank]["cuda"], device)
-    return True
-
-
-def _for_file(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach().float() if value.is_floating_point() else value.detach()
-    return value.to("cpu", copy=True).contiguous()
 
 
 def _nearby(path: Path) -> str:

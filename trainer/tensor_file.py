@@ -33,5 +33,9 @@ def read_tensor_file(path: str | Path) -> Any:
 def _reason(error: Exception) -> str:
     if type(error).__name__ == "UnpicklingError":  # a page of advice, of which nothing helps here
         return "no file of tensors"
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(letter for letter in text if letter.isprintable())[:160]
+    return printable(f"{type(error).__name__}: {error}")
+
+
+def printable(text: str, most: int = 160) -> str:
+    """Some text of another library on one line, without control characters."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:most]
