@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Kills a training at random moments until it is through, and compares what is left with an undisturbed run.
+
+The same command, with --resume auto and without --output-dir, is typed again after each kill of all its processes.
+Kills fall at random over the time the run takes undisturbed, so in start-up, in steps, in saves and in validation; a
+start that ends before its kill counts as none, and the next round begins a new run. At the end of each round:
+
+- weights and optimizer state must be bitwise those of the undisturbed run;
+- each image must have been trained on exactly once an epoch in the history that survives: each start writes digests
+  of the pixels that it hands to the model, a line a step (scripts/bench/drill_worker.py). Before each start the newest
+  whole checkpoint says which step it goes on from; the steps of earlier starts behind that one are struck out, and what
+  is left is counted. The steps struck out are those that were redone;
+- all starts must have gone on in one run folder.
+
+After each kill every checkpoint must be whole (the bytes of others are counted as lost), and the newest no older than before.
+--signal SIGTERM stops the run instead, at random moments in training, and tells the time from signal to checkpoint.
+Flags of train.py may follow after --. Exit code 3: something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_HOMES = (str(ROOT), str(ROOT / "scripts" / "bench"))
+sys.path[:0] = [path for path in _HOMES if path not in sys.path]
+
+import torch  # noqa: E402
+from common import Parser, run_to_exit_code  # noqa: E402
+from drill_process import Start  # noqa: E402
+from machine import describe_machine  # noqa: E402
+
+from trainer.checkpoint import damage_of  # noqa: E402
+from trainer.checkpoint_folder import newest_whole  # noqa: E402
+from trainer.errors import EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
+
+IMAGES = 250  # no multiple of a batch: the last step of an epoch is a short one
+FLAGS = (
+    f"-a resnet18 -b 8 --val-batch-size 2 --synthetic-size {IMAGES} --image-size 32 --num-classes 10 --epochs 2 --print-freq 1 "
+    "--save-every-steps 5 --tensorboard false --resume auto"
+)
+
+Fed = list[tuple[int, list[str]]]
+
+
+@dataclass
+class Outcome:
+    """Of all rounds. ``kills``: by what the run was about; ``seconds``: from a signal to its checkpoint."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    starts: int = 0
+    steps_redone: int = 0
+    bytes_lost: int = 0
+    seconds: list[float] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+class Round:
+    """One run from its first start to its end, in a folder of its own."""
+
+    def __init__(self, folder: Path, ranks: int, flags: Sequence[str], outcome: Outcome) -> None:
+        self.folder = folder
+        self._ranks = ranks
+        self._flags = flags
+        self._outcome = outcome
+        self._number = 0
+        self._step = 0  # of the newest checkpoint
+        self.history: Fed = []
+        folder.mkdir(parents=True)
+
+    def start(self) -> Start:
+        """The command, typed (again)."""
+        redone = len(self.history) - self._step
+        if redone < 0:
+            self._outcome.faults.append(f"{self.folder.name}: step {self._step} is saved, but fewer were trained")
+        self._outcome.steps_redone += max(0, redone)
+        del self.history[self._step :]
+        self._number += 1
+        self._outcome.starts += 1
+        return Start(self.folder, self._number, self._ranks, self._flags)
+
+    def ended(self, start: Start) -> None:
+        """Look at what a start left behind."""
+        self.history += start.fed()
+        for path in self.folder.glob("runs/*/checkpoints/*.pt"):
+            if damage_of(path):
+                self._outcome.bytes_lost += path.stat().st_size
+        step = (self.end() or {}).get("step", 0)
+        if step < self._step:
+            self._outcome.faults.append(f"{self.folder.name}: step {self._step} was saved, now the newest is {step}")
+        self._step = step
+
+    def end(self) -> dict[str, Any] | None:
+        """Content of the newest whole checkpoint."""
+        contents = [newest_whole(run / "checkpoints")[1] for run in self.folder.glob("runs/*")]
+        return max((content for content in contents if content), key=lambda content: content["step"], default=None)
+
+    def saving(self) -> bool:
+        return any(self.folder.glob("runs/*/checkpoints/.*.tmp"))
+
+    def faults(self, calm: Round) -> list[str]:
+        """How this round, now done, differs from an undisturbed one."""
+        found = []
+        one, two = self.end(), calm.end()
+        if one is None or two is None or not same(one, two):
+            found.append("the final weights or optimizer state differ")
+        if len(list(self.folder.glob("runs/*"))) != 1:
+            found.append("it went on in more than one run folder")
+        found += image_faults(self.history, calm.history)
+        return [f"{self.folder.name}: {fault}" for fault in found]
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether weights and optimizer state are bitwise equal."""
+    return all(one[key] == two[key] for key in ("step", "epoch")) and all(
+        _same_values(one[key], two[key]) for key in ("state_dict", "optimizer")
+    )
+
+
+def _same_values(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(_same_values(one[key], two[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        # Bytes, not values: -0.0 is not 0.0.
+        return one.dtype == two.dtype and one.numpy().tobytes() == two.numpy().tobytes()
+    return bool(one == two)
+
+
+def image_faults(history: Fed, calm: Fed) -> list[str]:
+    """What is wrong with the images of a history: each once an epoch, and those of each step the undisturbed run's."""
+    found = []
+    everything = {image for _, images in calm for image in images}
+    for epoch in sorted({epoch for epoch, _ in (*history, *calm)}):
+        seen = Counter(image for at, images in history if at == epoch for image in images)
+        lost, repeated = len(everything - seen.keys()), sum(count - 1 for count in seen.values())
+        if lost or repeated:
+            found.append(f"epoch {epoch}: {lost} images lost, {repeated} repeated")
+    if [(epoch, sorted(images)) for epoch, images in history] != [(epoch, sorted(images)) for epoch, images in calm]:
+        found.append("the images of a step are not those of the undisturbed run")
+    return found
+
+
+def moment_of(start: Start, a_round: Round, steps_in_epoch: int) -> str:
+    """What a run that was just killed was about."""
+    fed = start.fed()
+    if not fed:
+        return "start-up"
+    if a_round.saving():
+        return "save"
+    begun = len(a_round.history) + len(fed)
+    return "validation or end of epoch" if begun % steps_in_epoch == 0 else "training"
+
+
+def disturb(args: argparse.Namespace, calm: Round, took: float, outcome: Outcome) -> None:
+    """Rounds until there were ``args.kills`` disturbances, each to its end."""
+    chance = random.Random(args.seed)
+    steps_in_epoch = sum(epoch == 0 for epoch, _ in calm.history)
+    while sum(outcome.kills.values()) < args.kills:
+        outcome.rounds += 1
+        a_round = Round(args.out / f"round_{outcome.rounds}", args.nproc_per_node, args.flags, outcome)
+        code: int | None = None
+        while code is None:
+            start = a_round.start()
+            last = sum(outcome.kills.values()) >= args.kills
+            if args.signal == signal.SIGTERM and not last:
+                start.wait_until_fed()
+            code = start.wait() if last else start.wait(chance.uniform(0, took))
+            if code is None and last:
+                start.kill()
+                raise RunError(f"a start did not end: {start.log_tail()}")
+            if code is None:
+                code = stop(start, a_round, args.signal, steps_in_epoch, outcome)
+            a_round.ended(start)
+            if code:
+                raise RunError(f"a start ended with exit code {code}: {start.log_tail()}")
+        outcome.faults += a_round.faults(calm)
+
+
+def stop(start: Start, a_round: Round, kind: signal.Signals, steps_in_epoch: int, outcome: Outcome) -> int | None:
+    """Kill or signal it; None where the run is to be started again, else its exit code."""
+    if kind == signal.SIGKILL:
+        start.kill()
+        outcome.kills[moment_of(start, a_round, steps_in_epoch)] += 1
+        return None
+    sent = time.time()
+    start.send(kind)
+    code = start.wait()
+    last = max((path.stat().st_mtime for path in a_round.folder.glob("runs/*/checkpoints/last.pt")), default=0.0)
+    if code == 0:  # it was through before the signal reached it
+        return 0
+    if last < sent:
+        outcome.faults.append(f"{a_round.folder.name}: no checkpoint after {kind.name}")
+    outcome.kills["training"] += 1
+    outcome.seconds.append(last - sent)
+    return None
+
+
+def report(args: argparse.Namespace, outcome: Outcome, took: float) -> list[str]:
+    total = sum(outcome.kills.values())
+    where = ", ".join(f"{count} in {name}" for name, count in sorted(outcome.kills.items()))
+    lines = [
+        f"{total} x {args.signal.name} survived ({where}), {args.nproc_per_node} process(es), seed {args.seed}: {outcome.rounds} "
+        f"rounds, {outcome.starts} starts; undisturbed the run takes {took:.1f} s",
+        f"steps redone {outcome.steps_redone}, bytes lost {outcome.bytes_lost}",
+    ]
+    if outcome.seconds:
+        lines.append(
+            f"from signal to checkpoint: median {statistics.median(outcome.seconds):.2f} s, longest {max(outcome.seconds):.2f} s"
+        )
+    passed = not outcome.faults and not outcome.bytes_lost
+    good = "final weights and optimizer state bitwise those of the undisturbed run; 0 images lost, 0 repeated"
+    return [*lines, *outcome.faults, *([good] if passed else [])]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--kills", type=int, default=20, metavar="N", help="how often the run is disturbed (20)")
+    add("--nproc-per-node", type=int, default=1, metavar="N", help="processes; under torchrun if more than one (1)")
+    add("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="what disturbs it (SIGKILL)")
+    add("--seed", type=int, default=0, metavar="N", help="of the moments (0)")
+    add("--out", type=Path, metavar="DIR", help="keep the runs in this new folder")
+    add("--json", type=Path, metavar="FILE", help="write the outcome as JSON too")
+    add("flags", nargs="*", metavar="-- FLAGS", help="more flags of train.py")
+    args = parser.parse_args(argv)
+    if args.kills < 1 or args.nproc_per_node < 1:
+        raise UserError("--kills and --nproc-per-node must be at least 1")
+    if args.out and args.out.exists():
+        raise UserError(f"--out {args.out} is there already: name a new folder")
+    args.signal = signal.Signals[args.signal]
+    args.flags = [*FLAGS.split(), *args.flags]
+    return args
+
+
+def drill(args: argparse.Namespace) -> int:
+    outcome = Outcome()
+    calm = Round(args.out / "undisturbed", args.nproc_per_node, args.flags, Outcome())
+    began = time.monotonic()
+    start = calm.start()
+    code = start.wait()
+    took = time.monotonic() - began
+    if code != 0:
+        start.kill()
+        raise RunError(f"the undisturbed run ended with exit code {code}: {start.log_tail()}")
+    calm.ended(start)
+    outcome.faults += calm.faults(calm)
+    disturb(args, calm, took, outcome)
+    print("\n".join(report(args, outcome, took)), flush=True)
+    if args.json:
+        command = [Path(__file__).name, *sys.argv[1:]]
+        record = {**asdict(outcome), "took_s": took, "command": command, "machine": describe_machine()}
+        args.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    return EXIT_NON_FINITE if outcome.faults or outcome.bytes_lost else EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def run() -> int:
+        args = parse(argv)
+        if args.out:
+            args.out = args.out.absolute()
+            return drill(args)
+        with tempfile.TemporaryDirectory(prefix="drill_") as folder:
+            args.out = Path(folder)
+            return drill(args)
+
+    return run_to_exit_code("drill", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
