@@ -10,7 +10,7 @@ start that ends before its kill counts as none, and the next round begins a new 
   of the pixels that it hands to the model, a line a step (scripts/bench/drill_worker.py). Before each start the newest
   whole checkpoint says which step it goes on from; the steps of earlier starts behind that one are struck out, and what
   is left is counted. The steps struck out are those that were redone;
-- all starts must have gone on in one run folder.
+- all starts after the first save must have gone on in one run folder.
 
 After each kill every checkpoint must be whole (the bytes of others are counted as lost), and the newest no older than before.
 --signal SIGTERM stops the run instead, at random moments in training, and tells the time from signal to checkpoint.
@@ -117,8 +117,9 @@ class Round:
         one, two = self.end(), calm.end()
         if one is None or two is None or not same(one, two):
             found.append("the final weights or optimizer state differ")
-        if len(list(self.folder.glob("runs/*"))) != 1:
-            found.append("it went on in more than one run folder")
+        # A start that was killed before its first save leaves a folder in which there is nothing to go on with.
+        if len({path.parent.parent for path in self.folder.glob("runs/*/checkpoints/*.pt")}) != 1:
+            found.append("checkpoints lie in more than one run folder")
         found += image_faults(self.history, calm.history)
         return [f"{self.folder.name}: {fault}" for fault in found]
 
@@ -168,6 +169,7 @@ def disturb(args: argparse.Namespace, calm: Round, took: float, outcome: Outcome
     """Rounds until there were ``args.kills`` disturbances, each to its end."""
     chance = random.Random(args.seed)
     steps_in_epoch = sum(epoch == 0 for epoch, _ in calm.history)
+    longest = took if args.signal == signal.SIGKILL else took / 2  # a SIGTERM comes after the start-up
     while sum(outcome.kills.values()) < args.kills:
         outcome.rounds += 1
         a_round = Round(args.out / f"round_{outcome.rounds}", args.nproc_per_node, args.flags, outcome)
@@ -177,7 +179,7 @@ def disturb(args: argparse.Namespace, calm: Round, took: float, outcome: Outcome
             last = sum(outcome.kills.values()) >= args.kills
             if args.signal == signal.SIGTERM and not last:
                 start.wait_until_fed()
-            code = start.wait() if last else start.wait(chance.uniform(0, took))
+            code = start.wait() if last else start.wait(chance.uniform(0, longest))
             if code is None and last:
                 start.kill()
                 raise RunError(f"a start did not end: {start.log_tail()}")
