@@ -3,7 +3,7 @@
 
 The same command, with --resume auto and without --output-dir, is typed again after each kill of all its processes.
 Kills fall at random over the time the run takes undisturbed, so in start-up, in steps, in saves and in validation; a
-start that ends before its kill counts as none, and the next round begins a new run. At the end of each round:
+run that is done before its kill counts as none, and the next round begins a new one. At the end of each round:
 
 - weights and optimizer state must be bitwise those of the undisturbed run;
 - each image must have been trained on exactly once an epoch in the history that survives: each start writes digests
@@ -27,23 +27,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _HOMES = (str(ROOT), str(ROOT / "scripts" / "bench"))
 sys.path[:0] = [path for path in _HOMES if path not in sys.path]
 
-import torch  # noqa: E402
 from common import Parser, run_to_exit_code  # noqa: E402
 from drill_process import Start  # noqa: E402
+from drill_round import Outcome, Round  # noqa: E402
 from machine import describe_machine  # noqa: E402
 
-from trainer.checkpoint import damage_of  # noqa: E402
-from trainer.checkpoint_folder import newest_whole  # noqa: E402
 from trainer.errors import EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
 
 IMAGES = 250  # no multiple of a batch: the last step of an epoch is a short one
@@ -51,107 +47,6 @@ FLAGS = (
     f"-a resnet18 -b 8 --val-batch-size 2 --synthetic-size {IMAGES} --image-size 32 --num-classes 10 --epochs 2 --print-freq 1 "
     "--save-every-steps 5 --tensorboard false --resume auto"
 )
-
-Fed = list[tuple[int, list[str]]]
-
-
-@dataclass
-class Outcome:
-    """Of all rounds. ``kills``: by what the run was about; ``seconds``: from a signal to its checkpoint."""
-
-    kills: Counter[str] = field(default_factory=Counter)
-    rounds: int = 0
-    starts: int = 0
-    steps_redone: int = 0
-    bytes_lost: int = 0
-    seconds: list[float] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-
-class Round:
-    """One run from its first start to its end, in a folder of its own."""
-
-    def __init__(self, folder: Path, ranks: int, flags: Sequence[str], outcome: Outcome) -> None:
-        self.folder = folder
-        self._ranks = ranks
-        self._flags = flags
-        self._outcome = outcome
-        self._number = 0
-        self._step = 0  # of the newest checkpoint
-        self.history: Fed = []
-        folder.mkdir(parents=True)
-
-    def start(self) -> Start:
-        """The command, typed (again)."""
-        redone = len(self.history) - self._step
-        if redone < 0:
-            self._outcome.faults.append(f"{self.folder.name}: step {self._step} is saved, but fewer were trained")
-        self._outcome.steps_redone += max(0, redone)
-        del self.history[self._step :]
-        self._number += 1
-        self._outcome.starts += 1
-        return Start(self.folder, self._number, self._ranks, self._flags)
-
-    def ended(self, start: Start) -> None:
-        """Look at what a start left behind."""
-        self.history += start.fed()
-        for path in self.folder.glob("runs/*/checkpoints/*.pt"):
-            if damage_of(path):
-                self._outcome.bytes_lost += path.stat().st_size
-        step = (self.end() or {}).get("step", 0)
-        if step < self._step:
-            self._outcome.faults.append(f"{self.folder.name}: step {self._step} was saved, now the newest is {step}")
-        self._step = step
-
-    def end(self) -> dict[str, Any] | None:
-        """Content of the newest whole checkpoint."""
-        contents = [newest_whole(run / "checkpoints")[1] for run in self.folder.glob("runs/*")]
-        return max((content for content in contents if content), key=lambda content: content["step"], default=None)
-
-    def saving(self) -> bool:
-        return any(self.folder.glob("runs/*/checkpoints/.*.tmp"))
-
-    def faults(self, calm: Round) -> list[str]:
-        """How this round, now done, differs from an undisturbed one."""
-        found = []
-        one, two = self.end(), calm.end()
-        if one is None or two is None or not same(one, two):
-            found.append("the final weights or optimizer state differ")
-        # A start that was killed before its first save leaves a folder in which there is nothing to go on with.
-        if len({path.parent.parent for path in self.folder.glob("runs/*/checkpoints/*.pt")}) != 1:
-            found.append("checkpoints lie in more than one run folder")
-        found += image_faults(self.history, calm.history)
-        return [f"{self.folder.name}: {fault}" for fault in found]
-
-
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Whether weights and optimizer state are bitwise equal."""
-    return all(one[key] == two[key] for key in ("step", "epoch")) and all(
-        _same_values(one[key], two[key]) for key in ("state_dict", "optimizer")
-    )
-
-
-def _same_values(one: Any, two: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(_same_values(one[key], two[key]) for key in one)
-    if isinstance(one, torch.Tensor):
-        # Bytes, not values: -0.0 is not 0.0.
-        return one.dtype == two.dtype and one.numpy().tobytes() == two.numpy().tobytes()
-    return bool(one == two)
-
-
-def image_faults(history: Fed, calm: Fed) -> list[str]:
-    """What is wrong with the images of a history: each once an epoch, and those of each step the undisturbed run's."""
-    found = []
-    everything = {image for _, images in calm for image in images}
-    for epoch in sorted({epoch for epoch, _ in (*history, *calm)}):
-        seen = Counter(image for at, images in history if at == epoch for image in images)
-        lost, repeated = len(everything - seen.keys()), sum(count - 1 for count in seen.values())
-        if lost or repeated:
-            found.append(f"epoch {epoch}: {lost} images lost, {repeated} repeated")
-    if [(epoch, sorted(images)) for epoch, images in history] != [(epoch, sorted(images)) for epoch, images in calm]:
-        found.append("the images of a step are not those of the undisturbed run")
-    return found
 
 
 def moment_of(start: Start, a_round: Round, steps_in_epoch: int) -> str:
@@ -195,7 +90,9 @@ def stop(start: Start, a_round: Round, kind: signal.Signals, steps_in_epoch: int
     """Kill or signal it; None where the run is to be started again, else its exit code."""
     if kind == signal.SIGKILL:
         start.kill()
-        outcome.kills[moment_of(start, a_round, steps_in_epoch)] += 1
+        if a_round.done():  # nothing was left to do but to end the process
+            return 0
+        outcome.count(moment_of(start, a_round, steps_in_epoch))
         return None
     sent = time.time()
     start.send(kind)
@@ -205,7 +102,7 @@ def stop(start: Start, a_round: Round, kind: signal.Signals, steps_in_epoch: int
         return 0
     if last < sent:
         outcome.faults.append(f"{a_round.folder.name}: no checkpoint after {kind.name}")
-    outcome.kills["training"] += 1
+    outcome.count("training")
     outcome.seconds.append(last - sent)
     return None
 

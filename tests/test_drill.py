@@ -15,6 +15,7 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not 
 
 import drill  # noqa: E402
 import drill_process  # noqa: E402
+import drill_round  # noqa: E402
 
 CALM = [(0, ["a", "b"]), (0, ["c"]), (1, ["c", "a"]), (1, ["b"])]
 TOY = ["--", "-a", "toy_models:dropping", "--synthetic-size", "90"]
@@ -37,7 +38,7 @@ def test_a_run_outlives_what_disturbs_it(tmp_path, capsys, monkeypatch, kind, ki
 
 
 def test_each_image_once_an_epoch():
-    assert drill.image_faults(list(CALM), CALM) == []
+    assert drill_round.image_faults(list(CALM), CALM) == []
 
 
 @pytest.mark.parametrize(
@@ -50,12 +51,12 @@ def test_each_image_once_an_epoch():
     ],
 )
 def test_a_wrong_history_is_seen(history, fault):
-    assert fault in drill.image_faults(history, CALM)
+    assert fault in drill_round.image_faults(history, CALM)
 
 
 def test_an_undisturbed_run_that_repeats_an_image_is_no_measure():
     twice = [*CALM[:2], (0, ["a"])]
-    assert drill.image_faults(twice, twice) == ["epoch 0: 0 images lost, 1 repeated"]
+    assert drill_round.image_faults(twice, twice) == ["epoch 0: 0 images lost, 1 repeated"]
 
 
 @pytest.mark.parametrize("key", ["state_dict", "optimizer"])
@@ -64,8 +65,8 @@ def test_weights_and_optimizer_state_are_compared_bitwise(key):
         state = {"state_dict": {"w": torch.ones(2)}, "optimizer": {0: {"momentum_buffer": torch.ones(2)}}}
         return {"step": 3, "epoch": 1, **state, key: {0: {"x": torch.tensor([value])}}}
 
-    assert drill.same(content(0.0), content(0.0))
-    assert not drill.same(content(0.0), content(-0.0))
+    assert drill_round.same(content(0.0), content(0.0))
+    assert not drill_round.same(content(0.0), content(-0.0))
 
 
 class Over:
@@ -79,9 +80,9 @@ class Over:
 
 
 def test_steps_behind_the_checkpoint_are_struck_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(drill, "Start", lambda *_: None)
-    outcome = drill.Outcome()
-    a_round = drill.Round(tmp_path / "round", 1, [], outcome)
+    monkeypatch.setattr(drill_round, "Start", lambda *_: None)
+    outcome = drill_round.Outcome()
+    a_round = drill_round.Round(tmp_path / "round", 1, [], outcome)
     a_round.start()
     monkeypatch.setattr(a_round, "end", lambda: {"step": 1})
     a_round.ended(Over(CALM[:3]))
@@ -94,8 +95,8 @@ def test_steps_behind_the_checkpoint_are_struck_out_and_counted(tmp_path, monkey
 
 
 def test_bytes_of_a_damaged_checkpoint_are_lost(tmp_path):
-    outcome = drill.Outcome()
-    a_round = drill.Round(tmp_path / "round", 1, [], outcome)
+    outcome = drill_round.Outcome()
+    a_round = drill_round.Round(tmp_path / "round", 1, [], outcome)
     torn = tmp_path / "round/runs/one/checkpoints/last.pt"
     torn.parent.mkdir(parents=True)
     torn.write_bytes(b"half")
