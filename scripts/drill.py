@@ -87,23 +87,23 @@ def disturb(args: argparse.Namespace, calm: Round, took: float, outcome: Outcome
 
 
 def stop(start: Start, a_round: Round, kind: signal.Signals, steps_in_epoch: int, outcome: Outcome) -> int | None:
-    """Kill or signal it; None where the run is to be started again, else its exit code."""
+    """Kill or signal it; None where the run is to be started again, 0 where it is done."""
+    sent = time.time()
     if kind == signal.SIGKILL:
         start.kill()
-        if a_round.done():  # nothing was left to do but to end the process
-            return 0
-        outcome.count(moment_of(start, a_round, steps_in_epoch))
-        return None
-    sent = time.time()
-    start.send(kind)
-    code = start.wait()
-    last = max((path.stat().st_mtime for path in a_round.folder.glob("runs/*/checkpoints/last.pt")), default=0.0)
-    if code == 0:  # it was through before the signal reached it
+    else:
+        start.send(kind)
+        if start.wait() is None:
+            start.kill()
+            raise RunError(f"a start did not end at {kind.name}: {start.log_tail()}")
+    if a_round.done():  # nothing was left to do but to end the process
         return 0
-    if last < sent:
-        outcome.faults.append(f"{a_round.folder.name}: no checkpoint after {kind.name}")
-    outcome.count("training")
-    outcome.seconds.append(last - sent)
+    outcome.count(moment_of(start, a_round, steps_in_epoch))
+    if kind == signal.SIGTERM:
+        saved = max((path.stat().st_mtime for path in a_round.folder.glob("runs/*/checkpoints/last.pt")), default=0.0)
+        outcome.seconds.append(saved - sent)
+        if saved < sent:
+            outcome.faults.append(f"{a_round.folder.name}: no checkpoint after {kind.name}")
     return None
 
 
