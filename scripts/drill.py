@@ -100,7 +100,8 @@ def stop(start: Start, a_round: Round, kind: signal.Signals, steps_in_epoch: int
         return 0
     outcome.count(moment_of(start, a_round, steps_in_epoch))
     if kind == signal.SIGTERM:
-        saved = max((path.stat().st_mtime for path in a_round.folder.glob("runs/*/checkpoints/last.pt")), default=0.0)
+        # The time of its rename, after it was verified.
+        saved = max((path.stat().st_ctime for path in a_round.folder.glob("runs/*/checkpoints/last.pt")), default=0.0)
         outcome.seconds.append(saved - sent)
         if saved < sent:
             outcome.faults.append(f"{a_round.folder.name}: no checkpoint after {kind.name}")
