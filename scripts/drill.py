@@ -60,11 +60,10 @@ def moment_of(start: Start, a_round: Round, steps_in_epoch: int) -> str:
     return "validation or end of epoch" if begun % steps_in_epoch == 0 else "training"
 
 
-def disturb(args: argparse.Namespace, calm: Round, took: float, outcome: Outcome) -> None:
-    """Rounds until there were ``args.kills`` disturbances, each to its end."""
+def disturb(args: argparse.Namespace, calm: Round, longest: float, outcome: Outcome) -> None:
+    """Rounds until there were ``args.kills`` disturbances, each to its end. ``longest``: seconds until one comes."""
     chance = random.Random(args.seed)
     steps_in_epoch = sum(epoch == 0 for epoch, _ in calm.history)
-    longest = took if args.signal == signal.SIGKILL else took / 2  # a SIGTERM comes after the start-up
     while sum(outcome.kills.values()) < args.kills:
         outcome.rounds += 1
         a_round = Round(args.out / f"round_{outcome.rounds}", args.nproc_per_node, args.flags, outcome)
@@ -150,6 +149,8 @@ def drill(args: argparse.Namespace) -> int:
     calm = Round(args.out / "undisturbed", args.nproc_per_node, args.flags, Outcome())
     began = time.monotonic()
     start = calm.start()
+    start.wait_until_fed()
+    fed = time.monotonic()
     code = start.wait()
     took = time.monotonic() - began
     if code != 0:
@@ -157,7 +158,8 @@ def drill(args: argparse.Namespace) -> int:
         raise RunError(f"the undisturbed run ended with exit code {code}: {start.log_tail()}")
     calm.ended(start)
     outcome.faults += calm.faults(calm)
-    disturb(args, calm, took, outcome)
+    # A SIGTERM comes after the start-up.
+    disturb(args, calm, took if args.signal == signal.SIGKILL else began + took - fed, outcome)
     print("\n".join(report(args, outcome, took)), flush=True)
     if args.json:
         command = [Path(__file__).name, *sys.argv[1:]]
