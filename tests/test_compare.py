@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare  # noqa: E402
-from ab import runner, settings  # noqa: E402
+from ab import measuring, runner, settings  # noqa: E402
 from ab.arms import Arm, changes_mathematics, check_resolved, parse_arms  # noqa: E402
 from ab.results import compare_results  # noqa: E402
 from ab.stats import RoundOf  # noqa: E402
@@ -283,8 +283,10 @@ def test_too_long_is_refused_with_a_command_that_fits(start, capsys):
 
 
 def test_fewer_rounds_are_offered_where_three_fit(start):
-    given = runner.new_content(settings.Settings(rounds=10), [], ["--rounds", "10", "--config=x"], ["-a", "resnet18"])
-    told = runner.Runner(Path("."), given, start)._too_long(60 * 60)
+    given = measuring.new_content(
+        settings.Settings(rounds=10), [], ["--rounds", "10", "--config=x"], ["-a", "resnet18"]
+    )
+    told = runner.Runner(Path("."), given, start).too_long(60 * 60)
     assert told.endswith("python scripts/compare.py --config=x --rounds 5 -- -a resnet18")
 
 
@@ -326,10 +328,10 @@ def test_arms_name_their_settings_and_may_differ_in_nothing_else():
 
 def test_everyone_goes_first_equally_often():
     arms = [Arm(name, (), ()) for name in "ab"]
-    rounds = ["".join(arm.name for arm in runner.order(arms, index)) for index in range(4)]
+    rounds = ["".join(arm.name for arm in measuring.order(arms, index)) for index in range(4)]
     assert rounds == ["ab", "ba", "ba", "ab"]
     three = [Arm(name, (), ()) for name in "abc"]
-    assert len({"".join(arm.name for arm in runner.order(three, index)) for index in range(6)}) == 6
+    assert len({"".join(arm.name for arm in measuring.order(three, index)) for index in range(6)}) == 6
 
 
 def test_what_changes_the_mathematics():

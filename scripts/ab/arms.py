@@ -37,6 +37,11 @@ _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
     "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
 }  # fmt: skip
+# Settings in which models side by side in one process may differ; the heap, threads, loader and batches are the process's.
+IN_PROCESS = (
+    "arch", "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "micro_batch", "lr", "momentum",
+    "weight_decay", "label_smoothing", "clip_grad_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,17 @@ def check_resolved(arms: Sequence[Arm], resolved: Sequence[Mapping[str, Any]], i
             raise UserError(
                 f"arms {arms[0].name} and {arm.name} also differ in {found}, which no arm names: set it for both after --"
             )
+
+
+def check_in_process(arms: Sequence[Arm]) -> None:
+    """Raise UserError where an arm names a setting that arms in one process share."""
+    for arm in arms:
+        for key in arm.named:
+            if key not in IN_PROCESS:
+                raise UserError(
+                    f"arm {arm.name}: arms in one process share its heap, threads, loader and batches, so they cannot differ in "
+                    f"{flag_of(key)}: drop --in-process, or give the flag after -- for all arms"
+                )
 
 
 def changes_mathematics(first: Mapping[str, Any], second: Mapping[str, Any], processes: int = 1) -> list[str]:

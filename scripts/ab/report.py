@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ab.process import steady
-from ab.verdict import Verdict, data_wait, done_by_arm, round_of
+from ab.verdict import UNSTABLE, Verdict, data_wait, done_by_arm, round_of
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
@@ -80,17 +80,32 @@ def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("versions", f"torch {environment.get('torch')}, Python {environment.get('python')}, revision {environment.get('git_revision')}"),
         ("flags of all arms", shlex.join(content["common"])),
         *((f"arm {arm['name']}", shlex.join(arm["flags"]) or "no flags of its own") for arm in content["arms"]),
-        ("method", f"{settings['rounds']} rounds of fresh processes in alternating order, {settings['steps']} timed steps each after "
-                   f"{settings['timing_warmup_steps']} left out; median step of a round, ratio round by round, geometric mean, "
-                   "95 % t interval with a bootstrap standard error over rounds and steps"),
+        ("method", f"{_runs_of(settings)} after {settings['timing_warmup_steps']} left out; median step of a round, ratio round by "
+                   "round, geometric mean, 95 % t interval with a bootstrap standard error over rounds and steps; unstable where "
+                   f"the ratio's standard deviation over rounds is above {100 * UNSTABLE:.0f} %"),
     ]  # fmt: skip
     if content.get("cpu_heap"):
         found.insert(3, ("CPU heap", f"{content['cpu_heap']}, the same for all arms"))
     return found
 
 
+def _runs_of(settings: Mapping[str, Any]) -> str:
+    rounds, steps = settings["rounds"], settings["steps"]
+    if not settings.get("in_process"):
+        return f"{rounds} rounds of fresh processes in alternating order, {steps} timed steps each"
+    what = "forward passes in eval mode" if settings["mode"] == "inference" else "training steps"
+    return f"one process: {rounds} rounds of {steps} {what} of each arm, the arms taking turns step by step in alternating order,"
+
+
+def label(content: Mapping[str, Any]) -> str:
+    """What a reader has to know of a comparison in one process; empty for one of fresh processes."""
+    if not content["settings"].get("in_process"):
+        return ""
+    return "In one process: a quick look. The arms share heap and caches, and one figure of memory; the loader is in no time."
+
+
 def _markdown(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures: Sequence[tuple[str, Path]]) -> str:
-    lines = [f"# {_title(content)}", ""]
+    lines = [f"# {_title(content)}", "", *([f"*{label(content)}*", ""] if label(content) else [])]
     for verdict in verdicts:
         lines += [f"- **{verdict.sentence}**", f"  - results: {verdict.results.text}"]
     lines += ["- nothing to judge yet"] if not verdicts else []
@@ -106,6 +121,7 @@ def _markdown(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures:
 def _html(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures: Sequence[tuple[str, Path]]) -> str:
     escape = html.escape
     parts = [f"<h1>{escape(_title(content))}</h1>"]
+    parts += [f'<p class="quiet">{escape(label(content))}</p>'] if label(content) else []
     for verdict in verdicts:
         kind = verdict.kind.split()[0]
         parts.append(

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "ab"
 # Flags that the comparison itself gives to every run.
 _OURS = ("--output-dir", "--resume", "--stop-after-steps", "--step-times", "--timing-warmup-steps")
+MODES = ("train", "inference")
 _FILE_KEYS = ("title", "flags", "arms", "rounds", "timing_warmup_steps", "steps", "max_minutes", "without_cuda")
 
 
@@ -32,6 +33,8 @@ class Settings:
     max_minutes: float = 30.0
     epochs: int | None = None
     nproc_per_node: int = 1
+    in_process: bool = False
+    mode: str = "train"
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,6 +62,18 @@ def build_parser() -> Parser:
     add("--max-minutes", type=float, metavar="M", help="stop before the first round if all would take longer (30)")
     add("--epochs", type=int, metavar="N", help="train this many whole epochs and compare final loss and accuracy too")
     add("--nproc-per-node", type=int, metavar="N", help="processes of a run, started by torchrun (1)")
+    add(
+        "--in-process",
+        action="store_true",
+        default=None,
+        help="a quick look: all models in one process, alternating steps",
+    )
+    add(
+        "--mode",
+        choices=MODES,
+        help="with --in-process, inference times forward passes of the model in eval mode (train)",
+    )
+    add("--no-plots", action="store_true", help="leave the pictures out of the report")
     add("--output-dir", metavar="DIR", help="where the report goes (runs/compare-<date-time>)")
     add("--resume", metavar="DIR", help="go on with an interrupted comparison")
     add("--from", dest="redraw", metavar="FILE", help="judge and draw a comparison.json again, without a run")
@@ -88,6 +103,7 @@ def read_settings(args: argparse.Namespace, train_flags: Sequence[str]) -> Setti
         value = getattr(settings, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    _check_in_process(settings)
     arm_words = settings.arms.values() if isinstance(settings.arms, dict) else settings.arms or []
     for word in [*settings.common, *(word for text in arm_words for word in text.split())]:
         if word.split("=")[0] in _OURS:
@@ -95,6 +111,14 @@ def read_settings(args: argparse.Namespace, train_flags: Sequence[str]) -> Setti
                 f"{word.split('=')[0]} is set by the comparison itself: give its own option before --, or drop it"
             )
     return settings
+
+
+def _check_in_process(settings: Settings) -> None:
+    if settings.mode == "inference" and not settings.in_process:
+        raise UserError("--mode inference needs --in-process: a run of train.py times training steps")
+    for name, usual in (("nproc_per_node", 1), ("epochs", None)):
+        if settings.in_process and getattr(settings, name) != usual:
+            raise UserError(f"--in-process times steps in one process: drop --{name.replace('_', '-')}")
 
 
 def _apply_file(settings: Settings, name: str) -> None:
