@@ -62,25 +62,32 @@ class Arm:
 
 def parse_arms(texts: Sequence[str] | Mapping[str, str], common: Sequence[str]) -> list[Arm]:
     """Arms from ``NAME: flags`` texts or from a mapping. Raises UserError, also where train.py would refuse the flags."""
-    pairs = list(texts.items()) if isinstance(texts, Mapping) else [_split(text) for text in texts]
+    pairs = list(texts.items()) if isinstance(texts, Mapping) else [name_and_flags(text, "--arm") for text in texts]
     names = [name for name, _ in pairs]
     if not 2 <= len(pairs) <= MOST_ARMS:
         raise UserError(
             f"a comparison takes 2 to {MOST_ARMS} arms, got {len(pairs)}: give --arm 'NAME: flags' for each"
         )
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise UserError(f"an arm's name is made of letters, digits, '.', '_' and '-', got {name!r}")
+        _check_name(name, "an arm")
         if names.count(name) > 1:
             raise UserError(f"two arms are called {name!r}: give each a name of its own")
     return [_arm(name, text, common) for name, text in pairs]
 
 
-def _split(text: str) -> tuple[str, str]:
+def name_and_flags(text: str, option: str) -> tuple[str, str]:
+    """Both parts of a ``NAME: flags`` text given to ``option``. Raises UserError."""
     name, colon, flags = text.partition(":")
     if not colon:
-        raise UserError(f"--arm takes 'NAME: flags', got {text!r}")
+        raise UserError(f"{option} takes 'NAME: flags', got {text!r}")
+    _check_name(name.strip(), option)
     return name.strip(), flags
+
+
+def _check_name(name: str, owner: str) -> None:
+    """Names become folders."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(f"{owner}: a name is made of letters, digits, '.', '_' and '-', got {name!r}")
 
 
 def _arm(name: str, text: str, common: Sequence[str]) -> Arm:
