@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import toy_models
+from comparisons import TINY, content
 from helpers import make_folder
-from test_compare import TINY, content
 
 import compare  # isort: skip
 from ab import in_process  # isort: skip
