@@ -20,6 +20,7 @@ import compare  # isort: skip
 from ab import measuring, runner, settings  # isort: skip
 from ab.arms import Arm, check_resolved, parse_arms  # isort: skip
 from ab.stats import RoundOf  # isort: skip
+from trainer.cli import parse  # isort: skip
 
 
 def test_the_tutorials_comparison_in_one_command(start, capsys):
@@ -169,6 +170,8 @@ def test_named_comparisons_can_be_parsed(path, monkeypatch):
     arms = parse_arms(asked.arms, asked.common)
     assert 2 <= len(arms) <= 8
     assert asked.title
+    # With a larger one rounding grows past the tolerance of the losses within five steps.
+    assert parse(asked.common).config.lr == 0.0001
 
 
 def test_too_long_is_refused_with_a_command_that_fits(start, capsys):

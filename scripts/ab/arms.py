@@ -35,7 +35,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 # Settings with which two runs are meant to have the same losses, whatever their speed.
 _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
-    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
+    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof", "audit_layout",
 }  # fmt: skip
 # Settings in which models side by side in one process may differ; the heap, threads, loader and batches are the process's.
 IN_PROCESS = (

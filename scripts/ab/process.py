@@ -74,7 +74,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, IndexError) as error:
         raise RunError(f"{folder} holds no readable step times: {error}") from error
     final = [row for row in rows if row["kind"] == "epoch"]
-    keys = ("train_loss", "val_loss", "val_acc1")
+    keys = ("train_loss", "val_loss", "val_acc1", "val_images")
     return {
         "epochs": epochs,
         "losses": first["losses"],

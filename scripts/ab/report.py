@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ab.finals import NAMES
 from ab.process import steady
-from ab.verdict import UNSTABLE, Verdict, data_wait, done_by_arm, round_of
+from ab.verdict import UNSTABLE, WIDE, Verdict, data_wait, done_by_arm, round_of
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
@@ -63,11 +64,18 @@ def final_lines(content: Mapping[str, Any]) -> list[str]:
     for name, found in done_by_arm(content).items():
         finals = [run["final"] for run in found.values() if run.get("final")]
         if finals:
-            values = ", ".join(
-                f"{key} {statistics.median(final[key] or 0.0 for final in finals):.4f}" for key in finals[0]
-            )
+            values = ", ".join(_told_final(key, [final[key] for final in finals]) for key in NAMES)
             lines.append(f"{name}: {values} (median over {len(finals)} rounds)")
     return lines
+
+
+def _told_final(key: str, values: Sequence[float | None]) -> str:
+    finite = [value for value in values if value is not None]
+    if not finite:
+        return f"{key} not finite"
+    missing = len(values) - len(finite)
+    suffix = f" (not finite in {missing} of {len(values)} rounds)" if missing else ""
+    return f"{key} {statistics.median(finite):.4f}{suffix}"
 
 
 def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -82,7 +90,8 @@ def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"arm {arm['name']}", shlex.join(arm["flags"]) or "no flags of its own") for arm in content["arms"]),
         ("method", f"{_runs_of(settings)} after {settings['timing_warmup_steps']} left out; median step of a round, ratio round by "
                    "round, geometric mean, 95 % t interval with a bootstrap standard error over rounds and steps; unstable where "
-                   f"the ratio's standard deviation over rounds is above {100 * UNSTABLE:.0f} %"),
+                   f"the ratio's standard deviation over rounds is above {100 * UNSTABLE:.0f} %, or where the interval holds 1 and "
+                   f"reaches further than {100 * WIDE:.0f} %"),
     ]  # fmt: skip
     if content.get("cpu_heap"):
         found.insert(3, ("CPU heap", f"{content['cpu_heap']}, the same for all arms"))
