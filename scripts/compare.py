@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None, start: process.Start | None = None) 
     try:
         words, flags = settings.split_command(sys.argv[1:] if argv is None else argv)
         args = settings.build_parser().parse_args(words)
-        if args.redraw:
+        settings.check_alone(args, flags)
+        if args.redraw is not None:
             path = Path(args.redraw)
             folder = Path(args.output_dir) if args.output_dir else path.parent
             folder.mkdir(parents=True, exist_ok=True)
@@ -44,12 +45,9 @@ def main(argv: Sequence[str] | None = None, start: process.Start | None = None) 
 
 def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: process.Start | None) -> int:
     """Run what is not done yet, then judge and report, however it ended. Raises RunError."""
-    if args.resume:
+    if args.resume is not None:
         folder = Path(args.resume)
-        content = load(folder / measuring.FILE)
-        content.pop("failure", None)
-        content["state"] = "running"
-        content["settings"].update({key: getattr(args, key) for key in ("rounds", "max_minutes") if getattr(args, key)})
+        content = taken_up(folder, args)
     else:
         asked = settings.read_settings(args, flags)
         found = ab_arms.parse_arms(asked.arms or ab_arms.DEFAULT_ARMS, asked.common)
@@ -76,6 +74,23 @@ def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: proces
     if code == EXIT_INTERRUPTED:
         print(f"interrupted: python scripts/compare.py --resume {folder} goes on", file=sys.stderr, flush=True)
     return code or judged
+
+
+def taken_up(folder: Path, args: Any) -> dict[str, Any]:
+    """The record in ``folder``, to go on with. Raises UserError."""
+    settings.check_numbers(vars(args))
+    content = load(folder / measuring.FILE)
+    begun = max((run["round"] + 1 for run in content["runs"]), default=0)
+    if args.rounds is not None and args.rounds < begun:
+        raise UserError(
+            f"{begun} rounds were measured or begun already, so --rounds {args.rounds} is too few: "
+            f"--from {folder / measuring.FILE} judges what is there"
+        )
+    content.pop("failure", None)
+    content["state"] = "running"
+    given = {key: getattr(args, key) for key in ("rounds", "max_minutes")}
+    content["settings"].update({key: value for key, value in given.items() if value is not None})
+    return content
 
 
 def open_measuring(folder: Path, content: dict[str, Any], start: process.Start | None) -> measuring.Measuring:

@@ -68,7 +68,7 @@ class Runner(Measuring):
 
     def _bound_steps(self) -> None:
         bound = self.settings["seconds_per_run"]
-        if bound:
+        if bound is not None:
             slowest = max(probe["step_s"] for probe in self.content["probes"].values())
             fitting = int(bound / slowest) - self.settings["timing_warmup_steps"]
             self.settings["steps"] = max(3, min(self.settings["steps"], fitting))

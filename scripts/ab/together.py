@@ -116,7 +116,7 @@ class Together(Measuring):
 
     def _bound_steps(self) -> None:
         bound = self.settings["seconds_per_run"]
-        if bound:
+        if bound is not None:
             fitting = int(bound / self._slowest())
             self.settings["steps"] = max(2, min(self.settings["steps"], fitting))
 
