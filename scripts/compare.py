@@ -65,10 +65,11 @@ def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: proces
         code = running.run()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except UserError:
-        if not content["runs"]:
+    except Exception as error:
+        if isinstance(error, UserError) and not content["runs"]:
             (folder / measuring.FILE).unlink(missing_ok=True)  # so that the corrected command may take the same folder
-        raise
+            raise
+        code = running.broke(error)
     running.save({EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed"))
     judged = conclude(content, folder, plots=not args.no_plots)
     if code == EXIT_INTERRUPTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -64,3 +65,66 @@ def test_ctrl_c_stops_the_run_reports_and_resumes(tmp_path):
     assert child.returncode == 130
     assert json.loads(path.read_text())["state"] == "interrupted"
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def unreadable(folder: Path) -> None:
+    (folder / "step_times.jsonl").write_text("{ half a li")
+
+
+def without_keys(folder: Path) -> None:
+    (folder / "step_times.jsonl").write_text('{"losses": []}\n')
+
+
+def other_settings(folder: Path) -> None:
+    path = folder / "resolved.yaml"
+    path.write_text(path.read_text().replace("momentum: 0.9", "momentum: 0.8"))
+
+
+def disk_full(folder: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (unreadable, "holds no readable step times"),
+        (without_keys, "holds no readable step times: KeyError('skipped_steps')"),
+        (other_settings, "also differ in --momentum (0.9 and 0.8)"),
+        (disk_full, "No space left on device"),
+    ],
+)
+def test_whatever_goes_wrong_after_the_first_round_is_reported_and_gone_on_from(damage, part, start, capsys):
+    on = {"damage": True}
+
+    def damaged(flags: Sequence[str], log: Path) -> int:
+        code = start(flags, log)
+        if on["damage"] and "channels_last/round-2" in flags[-1]:
+            log.write_text("the last line of this arm\n")
+            damage(Path(flags[-1]))
+        return code
+
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], damaged) == 1
+    shown = capsys.readouterr()
+    assert "arm channels_last ended with exit code 1" in shown.out
+    assert part in shown.out
+    assert "the last line of this arm" in shown.out
+    assert shown.out.splitlines()[-1].startswith("verdict: ")
+    record = content()
+    assert (record["state"], len(record["runs"])) == ("failed", 2)
+    assert part in record["failure"]["last_lines"][-1]
+    assert part in html.unescape(Path("out/report.html").read_text())
+    assert part in Path("out/report.md").read_text()
+    on["damage"] = False
+    assert compare.main(["--resume", "out", "--no-plots"], damaged) == 0
+    assert (content()["state"], len(content()["runs"])) == ("done", 4)
+
+
+def test_a_probe_that_left_nothing_is_a_failure_too(start, capsys):
+    def empty(flags: Sequence[str], log: Path) -> int:
+        log.write_text("the last line of this arm\n")
+        return 0
+
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], empty) == 1
+    assert "the last line of this arm" in capsys.readouterr().out
+    assert content()["state"] == "failed"
+    assert "Nothing to judge yet" in Path("out/report.html").read_text()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ab.arms import Arm
 from ab.live import LiveTable, say
+from ab.process import last_lines
 from ab.settings import Settings
 from ab.verdict import done_by_arm, round_of
-from trainer.errors import EXIT_ERROR, UserError
+from trainer.errors import EXIT_ERROR, RunError, UserError
 from trainer.run_folder import write_atomically
 
 FILE = "comparison.json"
@@ -27,10 +29,13 @@ class Measuring:
         self.content = content
         self.settings: dict[str, Any] = content["settings"]
         self.arms = [Arm(arm["name"], tuple(arm["flags"]), tuple(arm["named"])) for arm in content["arms"]]
+        self.at_work = self.arms[0].name
+        self.log: str | None = None  # where the arm at work writes, if not here
         self.table = LiveTable([arm.name for arm in self.arms], self.settings["rounds"])
 
     def run(self) -> int:
-        """Everything not done yet; returns the exit code. Raises UserError."""
+        """Everything not done yet; returns the exit code. Whatever it raises is for ``broke``, but for a
+        UserError before the first run has ended."""
         raise NotImplementedError
 
     def save(self, state: str | None = None) -> None:
@@ -70,6 +75,16 @@ class Measuring:
         for line in lines:
             say(f"    {line}")
         return EXIT_ERROR
+
+    def broke(self, error: Exception) -> int:
+        """``failed`` for an error raised while ``at_work`` was; the error comes last, after what the arm wrote."""
+        lines = [" ".join(f"{type(error).__name__}: {error}".split())]
+        if not isinstance(error, RunError):
+            lines = [line for part in traceback.format_exception(error) for line in part.splitlines()][-12:]
+        written = last_lines(self.log) if self.log else []
+        # No flag the user typed is at fault once runs have ended.
+        code = EXIT_ERROR if isinstance(error, UserError) else getattr(error, "exit_code", EXIT_ERROR)
+        return self.failed(self.at_work, code, [*written, *lines], self.log or "in this process")
 
     def tell(self, index: int, left: float, running: str | None = None) -> None:
         """The table's row of a round, as far as it is measured; ``left``: seconds to the end."""

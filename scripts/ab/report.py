@@ -118,6 +118,10 @@ def _markdown(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures:
     for verdict in verdicts:
         lines += [f"- **{verdict.sentence}**", f"  - results: {verdict.results.text}"]
     lines += ["- nothing to judge yet"] if not verdicts else []
+    if content.get("failure"):
+        failure = content["failure"]
+        lines += ["", f"Arm {failure['arm']} ended with exit code {failure['exit_code']}:", ""]
+        lines += [f"    {line}" for line in failure["last_lines"]]
     lines += ["", "| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
     lines += ["| " + " | ".join(row) + " |" for row in table(content, verdicts)]
     lines += ["", *[f"- {line}" for line in final_lines(content)], ""]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ab.arms import Arm, check_resolved
 from ab.live import say
 from ab.measuring import Measuring, order
-from ab.process import Start, last_lines, median_step, run_once
+from ab.process import Start, last_lines, log_of, median_step, run_once
 from ab.verdict import done_by_arm
 from trainer.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER
 
@@ -41,7 +42,7 @@ class Runner(Measuring):
                 continue
             say(f"probe: {arm.name}")
             flags = self._flags(arm, PROBE_STEPS, 1, epochs=None)
-            run = run_once(self._start, flags, self.folder / "probes" / arm.name)
+            run = self._run(arm, flags, self.folder / "probes" / arm.name)
             if run["exit_code"] != EXIT_OK:
                 code = self._ended_badly(arm, run)
                 return EXIT_USER if run["exit_code"] == EXIT_USER else code
@@ -120,17 +121,19 @@ class Runner(Measuring):
     def _one(self, arm: Arm, index: int) -> int:
         settings = self.settings
         flags = self._flags(arm, settings["steps"], settings["timing_warmup_steps"], settings["epochs"])
-        run = run_once(self._start, flags, self.folder / "runs" / arm.name / f"round-{index + 1}")
+        run = self._run(arm, flags, self.folder / "runs" / arm.name / f"round-{index + 1}")
         if run["exit_code"] != EXIT_OK:
             return self._ended_badly(arm, run)
         median_step(run)  # raises where nothing was timed
-        runs = self.content["runs"]
-        runs.append({"arm": arm.name, "round": index, **run})
+        first = next(iter(done_by_arm(self.content)[self.arms[0].name].values()), run)
+        check_resolved([self.arms[0], arm], [first["resolved"], run["resolved"]])
+        self.content["runs"].append({"arm": arm.name, "round": index, **run})
         self.save()
-        first = next(one for one in runs if one["arm"] == self.arms[0].name) if runs[0] is not runs[-1] else run
-        if arm is not self.arms[0] and first["arm"] == self.arms[0].name:
-            check_resolved([self.arms[0], arm], [first["resolved"], run["resolved"]])
         return EXIT_OK
+
+    def _run(self, arm: Arm, flags: Sequence[str], folder: Path) -> dict[str, Any]:
+        self.at_work, self.log = arm.name, str(log_of(folder))
+        return run_once(self._start, flags, folder)
 
     def _ended_badly(self, arm: Arm, run: dict[str, Any]) -> int:
         code = run["exit_code"]

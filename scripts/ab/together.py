@@ -8,9 +8,6 @@ process's heap and caches above all, is what separates this from a run of its ow
 from __future__ import annotations
 
 import statistics
-import traceback
-from pathlib import Path
-from typing import Any
 
 from ab.arms import IN_PROCESS, check_resolved, differences
 from ab.in_process import ArmInProcess, SharedSteps, build_arms
@@ -19,7 +16,7 @@ from ab.measuring import Measuring, order
 from ab.process import steady
 from ab.results import COMPARED
 from trainer.checks import flag_of
-from trainer.errors import EXIT_ERROR, EXIT_OK, RunError, UserError
+from trainer.errors import EXIT_OK, UserError
 
 LABEL = "a quick look: all arms in one process, in alternating steps; the loader is in no time"
 
@@ -27,22 +24,13 @@ LABEL = "a quick look: all arms in one process, in alternating steps; the loader
 class Together(Measuring):
     """The arms of ``content``, measured in this very process."""
 
-    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
-        super().__init__(folder, content)
-        self._at_work = self.arms[0].name
-
     def run(self) -> int:
-        """As ``Runner.run``: the rounds not done yet; 0, or 1 where an arm failed. Raises UserError."""
+        """As ``Runner.run``: the rounds not done yet; raises where an arm fails."""
         say(f"in process: {LABEL}")
-        try:
-            steps, arms, self.content["environment"] = build_arms(self.content)
-            self._check(arms)
-            with steps:
-                self._measure(arms, steps)
-        except UserError:
-            raise
-        except Exception as error:
-            return self._ended_badly(error)
+        steps, arms, self.content["environment"] = build_arms(self.content)
+        self._check(arms)
+        with steps:
+            self._measure(arms, steps)
         return EXIT_OK
 
     def _check(self, arms: list[ArmInProcess]) -> None:
@@ -87,11 +75,11 @@ class Together(Measuring):
         step = next(steps)
         by_name = {arm.name: arm for arm in arms}
         for arm in order(self.arms, turn):
-            self._at_work = arm.name
+            self.at_work = arm.name
             by_name[arm.name].step(turn, step)
 
     def _take(self, arm: ArmInProcess) -> dict[str, list[float]]:
-        self._at_work = arm.name
+        self.at_work = arm.name
         return arm.take()
 
     def _keep(self, arms: list[ArmInProcess], index: int) -> None:
@@ -132,9 +120,3 @@ class Together(Measuring):
             step = self.content["probes"][arm.name]["step_s"]
             seconds += statistics.median(steady(done[-1])["seconds"]) if done else step
         return left * self.settings["steps"] * seconds
-
-    def _ended_badly(self, error: Exception) -> int:
-        lines = [" ".join(f"{type(error).__name__}: {error}".split())]
-        if not isinstance(error, RunError):
-            lines = [line for part in traceback.format_exception(error) for line in part.splitlines()][-12:]
-        return self.failed(self._at_work, getattr(error, "exit_code", EXIT_ERROR), lines, "in this process")
