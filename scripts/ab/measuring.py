@@ -29,7 +29,7 @@ class Measuring:
         self.content = content
         self.settings: dict[str, Any] = content["settings"]
         self.arms = [Arm(arm["name"], tuple(arm["flags"]), tuple(arm["named"])) for arm in content["arms"]]
-        self.at_work = self.arms[0].name
+        self.at_work = ""  # the arm
         self.log: str | None = None  # where the arm at work writes, if not here
         self.table = LiveTable([arm.name for arm in self.arms], self.settings["rounds"])
 

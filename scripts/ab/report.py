@@ -12,6 +12,7 @@ from typing import Any
 
 from ab.finals import NAMES
 from ab.process import steady
+from ab.tally import few_steps, told_steps
 from ab.verdict import UNSTABLE, WIDE, Verdict, data_wait, done_by_arm, round_of
 
 _STYLE = """
@@ -80,7 +81,7 @@ def _told_final(key: str, values: Sequence[float | None]) -> str:
 
 def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran, and where."""
-    environment, settings = content["environment"] or {}, content["settings"]
+    environment = content["environment"] or {}
     machine = [str(environment[key]) for key in ("gpu", "cpu") if environment.get(key)]
     found = [
         ("state", content["state"]),
@@ -88,22 +89,17 @@ def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("versions", f"torch {environment.get('torch')}, Python {environment.get('python')}, revision {environment.get('git_revision')}"),
         ("flags of all arms", shlex.join(content["common"])),
         *((f"arm {arm['name']}", shlex.join(arm["flags"]) or "no flags of its own") for arm in content["arms"]),
-        ("method", f"{_runs_of(settings)} after {settings['timing_warmup_steps']} left out; median step of a round, ratio round by "
+        ("method", f"{told_steps(content)}; median step of a round, ratio round by "
                    "round, geometric mean, 95 % t interval with a bootstrap standard error over rounds and steps; unstable where "
                    f"the ratio's standard deviation over rounds is above {100 * UNSTABLE:.0f} %, or where the interval holds 1 and "
                    f"reaches further than {100 * WIDE:.0f} %"),
     ]  # fmt: skip
     if content.get("cpu_heap"):
         found.insert(3, ("CPU heap", f"{content['cpu_heap']}, the same for all arms"))
+    note = few_steps(content)
+    if note:
+        found.insert(0, ("note", note))
     return found
-
-
-def _runs_of(settings: Mapping[str, Any]) -> str:
-    rounds, steps = settings["rounds"], settings["steps"]
-    if not settings.get("in_process"):
-        return f"{rounds} rounds of fresh processes in alternating order, {steps} timed steps each"
-    what = "forward passes in eval mode" if settings["mode"] == "inference" else "training steps"
-    return f"one process: {rounds} rounds of {steps} {what} of each arm, the arms taking turns step by step in alternating order,"
 
 
 def label(content: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from ab.arms import Arm, check_resolved
 from ab.live import say
 from ab.measuring import Measuring, order
 from ab.process import Start, last_lines, log_of, median_step, run_once
+from ab.tally import few_steps
 from ab.verdict import done_by_arm
 from trainer.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER
 
@@ -128,6 +129,9 @@ class Runner(Measuring):
         first = next(iter(done_by_arm(self.content)[self.arms[0].name].values()), run)
         check_resolved([self.arms[0], arm], [first["resolved"], run["resolved"]])
         self.content["runs"].append({"arm": arm.name, "round": index, **run})
+        note = few_steps(self.content)
+        if note and run is first:
+            say(f"note: {note}")
         self.save()
         return EXIT_OK
 

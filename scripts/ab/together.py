@@ -27,6 +27,7 @@ class Together(Measuring):
     def run(self) -> int:
         """As ``Runner.run``: the rounds not done yet; raises where an arm fails."""
         say(f"in process: {LABEL}")
+        self.at_work = self.arms[0].name
         steps, arms, self.content["environment"] = build_arms(self.content)
         self._check(arms)
         with steps:
