@@ -109,13 +109,24 @@ def test_a_tenth_more_time_a_step_is_slower_by_1_10(start, monkeypatch):
 
 @pytest.mark.slow
 def test_equal_arms_in_real_processes_show_no_difference(tmp_path):
-    flags = "-a resnet18 --b 8 --image-size 32 --num-classes 4 --opt-level O0 --tensorboard false".split()
-    command = [sys.executable, str(ROOT / "scripts/compare.py"), "--rounds", "2", "--steps", "5", "--timing-warmup-steps", "2",
-               "--arm", "one:", "--arm", "two:", "--output-dir", str(tmp_path / "out"), "--", *flags]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "different" not in done.stdout.splitlines()[-1]
-    assert content(str(tmp_path / "out"))["verdicts"][0]["results"]["kind"] == "equal"
+    """Chance alone finds a difference once in twenty, so a second comparison may take it back."""
+    flags = "-a resnet18 --b 8 --image-size 32 --num-classes 4 --opt-level O0 --tensorboard false --synthetic-size 400".split()
+    command = [sys.executable, str(ROOT / "scripts/compare.py"), "--rounds", "3", "--steps", "12", "--timing-warmup-steps", "3",
+               "--no-plots", "--arm", "one:", "--arm", "two:"]  # fmt: skip
+    kinds = []
+    for attempt in ("first", "second"):
+        out = str(tmp_path / attempt)
+        done = subprocess.run(
+            [*command, "--output-dir", out, "--", *flags], capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        (found,) = content(out)["verdicts"]
+        assert found["results"]["kind"] == "equal"
+        kinds.append(found["kind"])
+        if kinds[-1] not in ("faster", "slower"):
+            break
+    # A machine that is busy with something else may be too unsteady for a verdict.
+    assert kinds[-1] in ("no difference", "unstable")
 
 
 @pytest.mark.parametrize("source", ["synthetic", "folder"])

@@ -63,8 +63,16 @@ def test_ctrl_c_stops_the_run_reports_and_resumes(tmp_path):
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=60)
     assert child.returncode == 130
-    assert json.loads(path.read_text())["state"] == "interrupted"
+    stopped = json.loads(path.read_text())
+    assert stopped["state"] == "interrupted"
+    assert 1 <= len(stopped["runs"]) < 4
     assert (tmp_path / "out" / "report.html").exists()
+    again = [*command, "--resume", "out", "--no-plots"]
+    done = subprocess.run(again, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads(path.read_text())
+    assert (resumed["state"], len(resumed["runs"])) == ("done", 4)
+    assert resumed["runs"][: len(stopped["runs"])] == stopped["runs"]  # measured once
 
 
 def unreadable(folder: Path) -> None:
