@@ -72,7 +72,7 @@ class ArmInProcess:
     def __init__(
         self, name: str, config: TrainConfig, group: Group, steps_in_epoch: int, global_batch: int, inference: bool
     ) -> None:
-        built = build.build_stepper(config, group, new_weights=True)
+        built = build.build_stepper(config, group, new_weights=True, estimate_memory=config.cpu_heap == "auto")
         self.name = name
         self.config = config.replace(cpu_heap=built.heap["choice"])
         self.resolved = {key: _plain(value) for key, value in dataclasses.asdict(self.config).items()}

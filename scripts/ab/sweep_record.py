@@ -30,10 +30,10 @@ class SweepRecord:
     @classmethod
     def open(cls, folder: Path, plan: Plan, command: str) -> SweepRecord:
         """A new folder, or the one of an earlier call. Raises UserError where that was asked for something else."""
-        path = folder / FILE
-        content = load(folder) if path.exists() else {
-            "version": 1, "commands": [], "common": plan.common, "options": plan.options, "settings": {}, "asked": [], "rows": [],
-        }  # fmt: skip
+        content: dict[str, Any] = {"version": 1, "commands": [], "common": plan.common, "options": plan.options}
+        content |= {"settings": {}, "asked": [], "rows": []}
+        if (folder / FILE).exists():
+            content = load(folder)
         for what, now in (("common", plan.common), ("options", plan.options)):
             if content[what] != now:
                 raise UserError(
