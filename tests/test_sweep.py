@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import toy_models
-from test_compare import ROOT  # puts scripts/ on the path
+from comparisons import ROOT  # puts scripts/ on the path
 
 import compare  # isort: skip
 import sweep  # isort: skip

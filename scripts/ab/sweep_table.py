@@ -10,7 +10,7 @@ from typing import Any
 
 from ab.sweep_plan import PUBLISHED
 from ab.sweep_record import not_run
-from ab.verdict import UNSTABLE
+from ab.verdict import UNSTABLE, WIDE
 
 TITLES = {"train": "Training", "inference": "Inference"}
 _OTHER = ("input-bound", "unstable", "different results")
@@ -29,7 +29,7 @@ def markdown(contents: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path]
         lines.append(f"- Setting {name}: `{flags}`" if flags else f"- Setting {name}: no flags of its own")
     lines += ["", "Ratio: channels-last's throughput over contiguous's; above 1 channels-last is faster. "
               f"Published: {'; '.join(PUBLISHED)}. \"No difference\" means that the interval holds 1, \"unstable\" that the ratio "
-              f"varied by more than {100 * UNSTABLE:.0f} % (standard deviation) from round to round.", "",
+              f"varied by more than {100 * UNSTABLE:.0f} % (standard deviation) from round to round or that an interval which holds 1 reaches further than {100 * WIDE:.0f} %.", "",
               *[f"    {command}" for content in contents for command in content["commands"]], ""]  # fmt: skip
     lines += [*_summary(measured), ""]
     for mode, title in TITLES.items():
