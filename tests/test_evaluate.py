@@ -25,7 +25,9 @@ SETTINGS = {
 
 
 def last_line(path: str) -> dict:
-    return json.loads(Path(path, "metrics.jsonl").read_text().splitlines()[-1])
+    """Of an epoch."""
+    lines = map(json.loads, Path(path, "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "epoch"][-1]
 
 
 def resolved(path: str) -> dict:
