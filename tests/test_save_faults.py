@@ -198,7 +198,7 @@ def test_auto_starts_anew_where_nothing_is_whole_and_says_so(run, capsys, where)
     capsys.readouterr()
     assert run(*flags) == 0
     output = capsys.readouterr().out
-    assert "last.pt cannot be read: it is damaged or of another kind" in output
+    assert any("last.pt" in line for line in output.splitlines() if line.startswith("skipping "))
     assert "starting from scratch" in output
     if where:
         assert load("run")["epoch"] == 2
