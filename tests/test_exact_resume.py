@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import make_folder
-from test_resume import assert_same_end, load, rows
+from helpers import make_folder, rows
+from test_resume import assert_same_end, load
 
 from trainer.step import Stepper
 
@@ -98,6 +99,7 @@ def test_a_killed_run_goes_on_from_its_last_step_file(run, monkeypatch, asynchro
             kill_at(patch, at)
             with pytest.raises(Killed):
                 run(*flags, base=SYNTHETIC)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "whatever ends a run, its caller goes on"
         wait_for_writers()
         assert load("killed")["step"] == at - 1
     assert run(*flags, base=SYNTHETIC) == 0
