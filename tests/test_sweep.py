@@ -88,12 +88,15 @@ def test_a_row_for_each_model_mode_and_setting(measure, capsys):
 
 def test_a_rerun_skips_what_is_measured_and_adds_what_is_new(measure):
     assert sweep.main(["--models", CLOCK, *OPTIONS, *HEAPS[:2], "--", *FLAGS], measure) == 0
-    assert sweep.main(["--models", f"{CLOCK},toy_models:tiny", *OPTIONS, *HEAPS[:2], "--", *FLAGS], measure) == 0
-    assert measure.models == [CLOCK, "toy_models:tiny"]
+    assert (
+        sweep.main(["--models", f"{CLOCK},toy_models:slower_on_the_clock", *OPTIONS, *HEAPS[:2], "--", *FLAGS], measure)
+        == 0
+    )
+    assert measure.models == [CLOCK, "toy_models:slower_on_the_clock"]
     assert sweep.main(["--models", CLOCK, *OPTIONS, *HEAPS[2:], "--", *FLAGS], measure) == 0
     found = record()
     assert [(row["model"], row["setting"]) for row in found["rows"]] == [
-        (CLOCK, "default"), ("toy_models:tiny", "default"), (CLOCK, "half"),
+        (CLOCK, "default"), ("toy_models:slower_on_the_clock", "default"), (CLOCK, "half"),
     ]  # fmt: skip
     assert len(found["commands"]) == 3
 

@@ -27,6 +27,7 @@ from trainer.memory_format import resolve_memory_format
 from trainer.metrics import RunningSums, means_of
 from trainer.models import TrainingLoss, main_output
 from trainer.profiling import StepProfiler
+from trainer.snapshot import snapshot
 from trainer.timing import Clock, StepTimer
 
 
@@ -202,7 +203,7 @@ def build_arms(content: Mapping[str, Any]) -> tuple[SharedSteps, list[ArmInProce
         if arms:  # one heap for the process: the first arm's
             config = config.replace(cpu_heap=arms[0].config.cpu_heap)
         arms.append(ArmInProcess(name, config, group, sampler.steps_in_epoch(), sampler.global_batch_size, inference))
-    return steps, arms, environment.snapshot(group.device, group.ranks)
+    return steps, arms, snapshot(group.device, group.ranks)
 
 
 def _feed_options(config: TrainConfig, group: Group, stepper: Any) -> FeedOptions:
