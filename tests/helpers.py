@@ -1,13 +1,15 @@
-"""Small folders of images, and the sentence of a mistake, for tests."""
+"""Small folders of images, the records of a run, processes, and the sentence of a mistake, for tests."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +73,12 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def rows(folder: Path | str, kind: str = "step") -> list[dict[str, Any]]:
+    """Records of one kind in a run's metrics.jsonl."""
+    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]
 
 
 def torchrun(

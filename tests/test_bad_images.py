@@ -10,8 +10,8 @@ import pytest
 import torch
 import toy_models
 from dirty_files import KINDS, spoil, write_empty
-from helpers import make_folder
-from test_distributed import launch, rows
+from helpers import make_folder, rows
+from test_distributed import launch
 from torch import Tensor
 
 from data.sampler import StepPlan

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import torchrun
+from helpers import rows, torchrun
 
 from trainer.build import static_graph_is_safe
 from trainer.cli import parse
@@ -24,11 +24,6 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """train.py under torchrun in ``folder``; the finished process."""
     return torchrun(folder, ranks, ROOT / "train.py", *SMALL, *flags, options=options, env=env)
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from helpers import make_folder
+from helpers import make_folder, rows
 
 # Every one of them other than what a start without flags would choose.
 ODD = [
@@ -25,7 +24,8 @@ SETTINGS = {
 
 
 def last_line(path: str) -> dict:
-    return json.loads(Path(path, "metrics.jsonl").read_text().splitlines()[-1])
+    """Of an epoch."""
+    return rows(path, "epoch")[-1]
 
 
 def resolved(path: str) -> dict:

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from helpers import make_folder
-from test_resume import assert_same_end, load, rows
+from helpers import make_folder, rows
+from test_resume import assert_same_end, load
 
 from data.worker_start import WorkerStart
 

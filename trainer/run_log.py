@@ -45,7 +45,7 @@ EPOCH_TAGS = {
     "val/acc5": "val_acc5",
 }
 
-SAVE_TAGS = {"perf/save_pause_ms": "save_pause_ms", "perf/save_write_ms": "save_write_ms"}
+SAVE_TAGS = {"save/pause_ms": "save_pause_ms", "save/write_ms": "save_write_ms"}
 
 
 class Console:
