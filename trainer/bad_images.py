@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trainer.append_file import AppendFile
 from trainer.distributed import Group
 from trainer.errors import BadDataError
 
@@ -33,6 +34,7 @@ class BadImages:
     def __init__(self, group: Group, policy: str, limit: int | str | None, sizes: Mapping[str, int]) -> None:
         self.skips = policy == "skip"
         self._folder: Path | None = None
+        self._file: AppendFile | None = None
         self._group = group
         self._sizes = dict(sizes)
         self._limits = {split: allowed(limit, size) for split, size in sizes.items()}
@@ -47,6 +49,7 @@ class BadImages:
         if not self.skips:
             return
         self._folder = folder
+        self._file = AppendFile(folder / FILE) if folder is not None else None
         for split, name, class_name, reason in self._group.on_main(self._read):
             if split in self._known:
                 self._known[split][name] = f"{class_name}\t{reason}"
@@ -80,6 +83,8 @@ class BadImages:
 
     def news(self) -> str | None:
         """A line where files were found since the last call."""
+        if self._file is not None:
+            self._file.append("")  # what a full disk did not take
         count = sum(map(len, self._known.values()))
         if count == self._told:
             return None
@@ -100,9 +105,8 @@ class BadImages:
             )
 
     def _write(self, lines: list[str]) -> None:
-        if self._folder is not None and self._group.is_main:
-            with open(self._folder / FILE, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.writelines(f"{line}\n" for line in lines)
+        if self._file is not None:
+            self._file.append("".join(f"{line}\n" for line in lines))
 
     def _read(self) -> list[list[str]]:
         """The lines an earlier start left: split, name, class, reason."""

@@ -13,6 +13,7 @@ from trainer.config import KEYS, PER_START, TrainConfig, pick
 from trainer.content import load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
+from trainer.errors import RunError
 from trainer.exits import Session
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
@@ -68,11 +69,14 @@ def open_folder(
         folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
         session.folder = folder
         remove_leftovers(folder.path)
-        folder.write_config(start.config, config)
         facts = {**snapshot(group.device, group.ranks), "cpu_heap": heap}
-        folder.write_environment(facts)
-        folder.write_status("running")
-        session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
+        try:
+            folder.write_config(start.config, config)
+            folder.write_environment(facts)
+            folder.write_status("running")
+            session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
+        except OSError as error:  # a disk that is full now may not be so when the run is started again
+            raise RunError(f"cannot write into the run folder {folder.path}: {error.strerror or error}") from error
         session.files.add_later("config", to_yaml(config))
         session.files.add_later("environment", json.dumps(facts, indent=2))
         print(f"run folder {folder.path}", flush=True)

@@ -47,6 +47,7 @@ _AT_LEAST: dict[str, float] = {
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
 _UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay")
+_A_YEAR = 3.2e7  # seconds
 _POSITIVE = ("clip_grad_norm", "lr_step_size", "dist_timeout")
 _CHOICES = {
     "opt_level": OPT_LEVELS,
@@ -76,6 +77,8 @@ def _check_ranges(config: TrainConfig) -> None:
         value = getattr(config, key)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"{flag_of(key)} must be above 0, got {value}")
+    if config.dist_timeout > _A_YEAR:
+        raise UserError(f"--dist-timeout must be at most {_A_YEAR:g} s, got {config.dist_timeout:g}")
     scale = config.loss_scale
     if isinstance(scale, float) and not 0 < scale < float("inf"):
         raise UserError(f"--loss-scale must be above 0, got {scale:g}")

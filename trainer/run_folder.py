@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -38,11 +39,10 @@ class RunFolder:
         """Facts of this start; command and time of earlier ones stay below ``earlier_starts``."""
         target = self.path / "environment.json"
         earlier = read_json(target)
-        starts = (
-            [*earlier.get("earlier_starts", []), {key: earlier.get(key) for key in ("time", "command")}]
-            if earlier
-            else []
-        )
+        starts = earlier.get("earlier_starts")
+        starts = starts if isinstance(starts, list) else []
+        if earlier:
+            starts.append({key: earlier.get(key) for key in ("time", "command")})
         write_atomically(target, json.dumps({**facts, "earlier_starts": starts}, indent=2) + "\n")
 
     def write_status(self, state: str, why: str | None = None, exit_code: int | None = None) -> None:
@@ -54,7 +54,13 @@ class RunFolder:
             "launcher": launcher_name(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
+        target, text = self.path / "status.json", json.dumps(content, indent=2) + "\n"
+        try:
+            write_atomically(target, text)
+        except OSError:  # a full disk still takes a few bytes where as many were before
+            with open(target, "r+", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.truncate()
 
     def release(self) -> None:
         if self._lock is not None:
@@ -212,6 +218,11 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 def write_atomically(target: Path, text: str) -> None:
     """Text under a name that never holds half of it; line ends stay as they are."""
     temporary = target.with_name(f".{target.name}.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(temporary, target)
+    try:
+        with open(temporary, "w", newline="", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
