@@ -60,6 +60,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "interpolation": ["nearest", "random"],
     "lr_schedule": ["plateau", "exponentiallr", "multisteplr"],
     "lr_scaling": ["sqrt"],
+    "dist_timeout": [0.0, -1.0, math.nan, math.inf, 1e300],
 }
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"synthetic": True, "data_dir": "/images"}, "--synthetic"),
