@@ -11,6 +11,8 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from data.decode import FORMATS, open_image, to_rgb
+
 ORIENTATION = 0x0112  # the EXIF tag
 _GAP = 2  # the JPEG decoder may shrink to this many times the asked size; what is left is for LANCZOS
 _PROFILES = {"RGB": b"RGB ", "L": b"GRAY"}
@@ -65,7 +67,7 @@ def prepare(job: Job) -> Outcome:
 def _reason(error: Exception) -> str:
     """One line; the same in every run."""
     if isinstance(error, UnidentifiedImageError):  # its text holds an address in memory
-        return "not an image, or of no kind that Pillow knows"
+        return f"not an image in one of {', '.join(FORMATS)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -75,10 +77,11 @@ def shrink(content: bytes, short_side: int, quality: int) -> bytes | None:
     """The JPEG to keep of an encoded image; None where it can stay as it is: a baseline JPEG, grey or RGB, small enough.
 
     Resized with LANCZOS, after the JPEG decoder's own halving (Pillow's draft) down to twice the asked size. Grey stays
-    grey, everything else becomes RGB as in training. Pixels are not turned: the EXIF orientation is kept, and of the
-    rest of the metadata the ICC profile alone. Raises what Pillow raises.
+    grey, everything else becomes RGB by the rules of training (data/decode.py), before it is resized. Pixels are not
+    turned: the EXIF orientation is kept, and of the rest of the metadata the ICC profile alone. Raises DecodeError and
+    what Pillow raises.
     """
-    with Image.open(io.BytesIO(content)) as image:
+    with open_image(content) as image:
         size = image.size
         small = min(size) <= short_side
         jpeg = image.format == "JPEG"
@@ -90,7 +93,8 @@ def shrink(content: bytes, short_side: int, quality: int) -> bytes | None:
             return None
         orientation = image.getexif().get(ORIENTATION)
         profile = image.info.get("icc_profile") or b""
-        pixels: Image.Image = image if image.mode in _PROFILES else image.convert("RGB")
+        plain = image.mode in _PROFILES and "transparency" not in image.info
+        pixels: Image.Image = image if plain else Image.fromarray(to_rgb(image))
         if not small:
             pixels = pixels.resize(_scaled(size if jpeg else image.size, short_side), Image.Resampling.LANCZOS)
         return _encode(pixels, quality, orientation, profile)
