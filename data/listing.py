@@ -78,6 +78,29 @@ def list_split(folder: str) -> Listing:
     )
 
 
+def list_images(folder: str) -> tuple[list[str], dict[str, int]]:
+    """Every image below ``folder``, relative to it, and by kind what was left out, by the rules of a split.
+
+    Where the class folders lie is not known here, so what several links lead to is listed for each: they may be
+    classes. Raises FolderError where a folder cannot be read.
+    """
+    walk = _Walk(folder)
+    ignored: Counter[str] = Counter()
+    images: list[str] = []
+
+    def go(relative: str, above: frozenset[str]) -> None:
+        real = os.path.realpath(os.path.join(folder, relative))
+        if real in above:  # a link that leads back up
+            return
+        folders, files = walk.look(relative, ignored, ignored)
+        images.extend(os.path.join(relative, file) for file in files)
+        for name, _ in folders:
+            go(os.path.join(relative, name), above | {real})
+
+    go("", frozenset())
+    return images, dict(ignored)
+
+
 class _Walk:
     """Looks into folders of one split and notes which, and when they had last changed."""
 

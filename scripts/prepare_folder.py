@@ -32,7 +32,7 @@ sys.path[:0] = [path for path in _HOMES if path not in sys.path]
 from common import Parser, at_least, note, run_to_exit_code  # noqa: E402
 from resize_image import Job, Outcome, WriteError, prepare  # noqa: E402
 
-from data.folder import SUFFIXES  # noqa: E402
+from data.listing import SUFFIXES, FolderError, list_images  # noqa: E402
 from trainer.errors import EXIT_BAD_DATA, EXIT_ERROR, EXIT_OK, RunError, UserError  # noqa: E402
 
 SETTINGS = ".prepared.json"  # in DST; hidden, so that no listing takes it for data
@@ -40,31 +40,6 @@ BAD = "bad_images.txt"
 _JPEG = (".jpg", ".jpeg")
 _BATCH = 20_000  # files handed to the workers at once
 _SHOWN = 10  # bad files named on the terminal
-
-
-def list_images(source: Path) -> tuple[list[str], Counter[str]]:
-    """All image files below ``source`` as paths relative to it, sorted; what was left out, by kind."""
-    ignored: Counter[str] = Counter()
-    found: list[str] = []
-
-    def walk(folder: str, above: frozenset[str]) -> None:
-        real = os.path.realpath(source / folder)
-        if real in above:
-            return  # a link that leads back up
-        for entry in sorted(os.scandir(source / folder), key=lambda entry: entry.name):
-            path = os.path.join(folder, entry.name)
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                ignored["hidden"] += 1
-            elif entry.is_dir():
-                walk(path, above | {real})
-            elif suffix in SUFFIXES:
-                found.append(path)
-            else:
-                ignored[suffix or "no suffix"] += 1
-
-    walk("", frozenset())
-    return found, ignored
 
 
 def plan_names(names: Sequence[str]) -> list[str]:
@@ -183,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
     check_folders(source, out)
     try:
-        names, ignored = list_images(source)
+        names, ignored = list_images(str(source))
         if not names:
             raise UserError(f"no image below {source}: files must end in {', '.join(sorted(SUFFIXES))}")
         targets = plan_names(names)
@@ -195,6 +170,8 @@ def run(args: argparse.Namespace) -> int:
         jobs = (Job(name, source / name, out / target, args.short_side, args.quality) for name, target in pairs)
         with contextlib.closing(outcomes(jobs, args.workers or default_workers())) as done:
             return report(out, with_bar(done, len(names)))
+    except FolderError as error:
+        raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"cannot prepare {out} ({error}): mend that and start again, it goes on") from error
     except WriteError as error:

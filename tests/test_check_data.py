@@ -41,6 +41,18 @@ def bad_names(report: DataReport) -> dict[str, str]:
     return {os.path.basename(bad.name): bad.reason for _, bad in report.bad}
 
 
+@pytest.mark.parametrize("name", ["__MACOSX/x.jpg", "._c/x.jpg", ".c/x.jpg", "a/__MACOSX/x.jpg", "a/._x.jpg"])
+def test_a_folder_that_cannot_be_trained_on_goes_by_the_same_names(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "val")
+    before = checked(folder)
+    for path in (folder / "train" / name, folder / "train" / os.path.dirname(name) / ".h.jpg"):
+        write_image(path, size=24)
+    (folder / "train/a/broken.jpg").symlink_to(folder / "none")
+    after = checked(folder)
+    assert after.findings == before.findings
+    assert (after.bad, after.splits["train"].classes) == ([], {"a": 4, "b": 4})
+
+
 # Files
 
 

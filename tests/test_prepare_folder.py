@@ -17,6 +17,7 @@ from pictures import encoded, smooth
 from PIL import Image
 
 from data.decode import FORMATS
+from data.listing import list_images
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -47,9 +48,10 @@ def test_folders_and_names_stay(tmp_path: Path, capsys: Shown) -> None:
     source, out = tmp_path / "src", tmp_path / "new/dst"
     for name in ("train/a/1.jpg", "train/a/2.png", "train/b/sub/3.webp", "val/a/4.JPEG", "5.bmp"):
         write_image(source / name, size=40)
-    for name in ("train/a/.h.jpg", "__MACOSX/a/1.jpg", ".git/x.jpg", "notes.txt"):
+    for name in ("train/a/.h.jpg", "__MACOSX/a/1.jpg", ".git/x.jpg", "notes.txt", "train/a/._1.jpg"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(b"x")
+    (source / "train/a/gone.jpg").symlink_to(source / "none")
     before = tree(source)
     assert prepare(source, out) == 0
     assert sorted(tree(out)) == ["5.jpg", "train/a/1.jpg", "train/a/2.jpg", "train/b/sub/3.jpg", "val/a/4.JPEG"]
@@ -58,7 +60,7 @@ def test_folders_and_names_stay(tmp_path: Path, capsys: Shown) -> None:
         assert (image.format, image.size) == ("JPEG", (16, 16))
     assert tree(source) == before
     shown = capsys.readouterr()
-    assert shown.err == "left out: 1 .txt, 3 hidden\n"
+    assert shown.err == "left out: 1 .txt, 2 AppleDouble, 2 hidden, 1 broken links\n"
     sizes = [
         sum(map(len, found.values()))
         for found in ({n: before[n] for n in before if n[:2] not in ("no", "__")}, tree(out))
@@ -257,4 +259,8 @@ def test_links_in_src_that_lead_back_end(tmp_path: Path) -> None:
     write_image(tmp_path / "src/a/1.jpg", size=40)
     (tmp_path / "src/a/up").symlink_to(tmp_path / "src")
     (tmp_path / "src/b").symlink_to(tmp_path / "src/a")
-    assert prepare_folder.list_images(tmp_path / "src")[0] == ["a/1.jpg", "b/1.jpg"]
+    assert list_images(str(tmp_path / "src"))[0] == ["a/1.jpg", "b/1.jpg"]
+    # Two links to one folder are two classes, also where the class folders lie deeper.
+    write_image(tmp_path / "deep/train/a/1.jpg", size=40)
+    (tmp_path / "deep/train/b").symlink_to(tmp_path / "deep/train/a")
+    assert list_images(str(tmp_path / "deep"))[0] == ["train/a/1.jpg", "train/b/1.jpg"]
