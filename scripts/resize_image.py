@@ -127,10 +127,15 @@ def _is_done(target: Path, source_time: int) -> bool:
         return False
 
 
-def _write(target: Path, content: bytes, time: int) -> None:
+def unfinished_name(target: Path) -> Path:
+    """What is renamed to ``target`` once it is whole."""
     # The same name in every run, so that what a killed one left is replaced; short, as the target's may be at the limit.
     digest = hashlib.sha256(target.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    unfinished = target.with_name(f".{digest}.unfinished")
+    return target.with_name(f".{digest}.unfinished")
+
+
+def _write(target: Path, content: bytes, time: int) -> None:
+    unfinished = unfinished_name(target)
     try:
         unfinished.write_bytes(content)
         os.utime(unfinished, ns=(time, time))

@@ -1,15 +1,10 @@
-"""scripts/prepare_folder.py: what the files become, what is kept, and that a second start goes on."""
+"""scripts/prepare_folder.py: what the files become, and what is kept."""
 
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import write_image
@@ -60,7 +55,7 @@ def test_folders_and_names_stay(tmp_path: Path, capsys: Shown) -> None:
         assert (image.format, image.size) == ("JPEG", (16, 16))
     assert tree(source) == before
     shown = capsys.readouterr()
-    assert shown.err == "left out: 1 .txt, 2 AppleDouble, 2 hidden, 1 broken links\n"
+    assert shown.err == "left out: 1 .txt, 2 AppleDouble, 1 broken links, 2 hidden\n"
     sizes = [
         sum(map(len, found.values()))
         for found in ({n: before[n] for n in before if n[:2] not in ("no", "__")}, tree(out))
@@ -130,89 +125,6 @@ def test_bad_files_are_named_and_the_rest_is_written(tmp_path: Path, capsys: Sho
     assert prepare(tmp_path / "src", tmp_path / "dst") == 0
     assert "5 written, 0 copied, 1 skipped, 0 bad" in last_line(capsys)
     assert not (tmp_path / "dst/bad_images.txt").exists()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_a_second_start_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, error: BaseException
-) -> None:
-    for number in range(6):
-        write_image(tmp_path / f"src/a/{number}.jpg", size=40, seed=number)
-    real, calls = os.replace, []
-
-    def fail(old: Any, new: Any) -> None:
-        calls.append(str(new))
-        if len(calls) > 4:  # the first is DST's own note
-            raise error
-        real(old, new)
-
-    monkeypatch.setattr(os, "replace", fail)
-    assert prepare(tmp_path / "src", tmp_path / "dst") == (130 if isinstance(error, KeyboardInterrupt) else 2)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    monkeypatch.setattr(os, "replace", real)
-    assert sorted(tree(tmp_path / "dst")) == ["a/0.jpg", "a/1.jpg", "a/2.jpg"]
-    assert len(os.listdir(tmp_path / "dst/a")) == 3
-    assert prepare(tmp_path / "src", tmp_path / "dst") == 0
-    assert "3 written, 0 copied, 3 skipped, 0 bad" in last_line(capsys)
-    assert prepare(tmp_path / "src", tmp_path / "once", "--quality", 92) == 0
-    assert tree(tmp_path / "once") == tree(tmp_path / "dst")
-
-
-def test_a_changed_source_is_done_again(tmp_path: Path, capsys: Shown) -> None:
-    path = write_image(tmp_path / "src/a/0.jpg", size=40)
-    assert prepare(tmp_path / "src", tmp_path / "dst") == 0
-    write_image(path, size=60, colour=(255, 0, 0))
-    os.utime(path, (1000, 1000))  # an older file put in its place counts too
-    assert prepare(tmp_path / "src", tmp_path / "dst") == 0
-    assert "1 written" in last_line(capsys)
-    path.write_bytes(b"bad")
-    assert prepare(tmp_path / "src", tmp_path / "dst") == 5
-    assert sorted(tree(tmp_path / "dst")) == ["bad_images.txt"]
-
-
-def command(source: Path, out: Path) -> list[str]:
-    script = str(ROOT / "scripts/prepare_folder.py")
-    return [sys.executable, script, str(source), str(out), "--short-side", "16", "--workers", "2"]
-
-
-def test_two_workers_write_what_one_does(tmp_path: Path) -> None:
-    spoil(tmp_path / "src")
-    for number in range(10):
-        write_image(tmp_path / f"src/b/{number}.png", size=40, seed=number)
-    assert prepare(tmp_path / "src", tmp_path / "one") == 5
-    done = subprocess.run(command(tmp_path / "src", tmp_path / "two"), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 5
-    assert "11 written, 0 copied, 0 skipped, 5 bad" in done.stdout
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_after_a_signal_nothing_runs_on_and_the_next_start_completes(tmp_path: Path, number: signal.Signals) -> None:
-    content = encoded(smooth(1500, 1500), "PNG", compress_level=1)
-    (tmp_path / "src").mkdir()
-    for image in range(60):
-        (tmp_path / f"src/{image:03d}.png").write_bytes(content)
-    out = tmp_path / "dst"
-    # A session of its own is a group that can be signalled as a terminal does.
-    first = subprocess.Popen(command(tmp_path / "src", out), stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not list(out.glob("*.jpg")):
-        assert first.poll() is None
-        time.sleep(0.01)
-    if number == signal.SIGINT:
-        os.killpg(first.pid, number)
-    else:
-        first.kill()
-    # Ends when the last process that holds the pipe is gone.
-    _, shown = first.communicate(timeout=120)
-    if number == signal.SIGINT:
-        assert (first.returncode, shown) == (130, "prepare_folder: interrupted\n")
-    there = len(list(out.glob("*.jpg")))
-    assert 0 < there < 60
-    for path in out.glob("*.jpg"):
-        Image.open(path).load()
-    again = subprocess.run(command(tmp_path / "src", out), capture_output=True, text=True, timeout=120)
-    assert f"{60 - there} written, 0 copied, {there} skipped, 0 bad" in again.stdout
-    assert len(os.listdir(out)) == 61  # and the note of the settings
 
 
 def refused(capsys: Shown, source: Path, out: Path, *flags: object) -> str:
