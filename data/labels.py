@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.folder_cache import replace_file
+from data.cache_files import replace_file
 from data.listing import FolderError, some
 
 

@@ -14,6 +14,9 @@ from data.index import Names
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 
 
+BROKEN = "broken links"
+
+
 class FolderError(ValueError):
     """A data folder that cannot be trained on: what was found and how to mend it, in one sentence."""
 
@@ -126,8 +129,8 @@ class _Walk:
                         hidden[kind] += 1
                     elif _is(entry.is_dir):
                         folders.append((entry.name, entry.is_symlink()))
-                    elif not _is(entry.is_file):
-                        others["broken links"] += 1
+                    elif not _is(entry.is_file):  # a pipe is none either: who opens one waits for a writer
+                        others[BROKEN if entry.is_symlink() else "special files"] += 1
                     elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
                         images.append(entry.name)
                     else:

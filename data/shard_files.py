@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, BinaryIO, cast
 
+from data.cache_files import is_settled
 from data.folder import FolderError
 
 MOST_OPEN = 16  # local files a process holds open
@@ -126,14 +127,17 @@ def _reason(error: BaseException) -> str:
 
 
 def size_and_mark(url: str) -> tuple[int, str]:
-    """A shard's bytes and a text that changes with its content; "" where the file system has none.
+    """A shard's bytes and a text that changes with its content; "" where the file system has none, or none to go by.
 
     Raises FolderError where it cannot be asked.
     """
     try:
         if not is_url(url):
             status = os.stat(url)
-            return status.st_size, str(status.st_mtime_ns)
+            times = status.st_mtime_ns, status.st_ctime_ns
+            # One that has just changed may change again and show the same times.
+            mark = "/".join(map(str, (*times, status.st_ino))) if is_settled(max(times)) else ""
+            return status.st_size, mark
         fs, path = _connect(url)
         info = {str(key).lower(): value for key, value in fs.info(path).items()}
     except FolderError:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from helpers import make_folder
 
-from data import folder_cache
+from data import cache_files
 from data.folder import scan_data_dir
+from data.folder_cache import cache_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = sorted(
@@ -146,10 +147,10 @@ def test_resume_auto_does_not_run_one_either(run, capsys) -> None:
 def test_a_malicious_listing_in_the_cache_is_listed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(folder_cache, "UNSETTLED_NS", -(10**12))  # the folders of a test are always new
+    monkeypatch.setattr(cache_files, "UNSETTLED_NS", -(10**12))  # the folders of a test are always new
     folder, mark = make_folder(tmp_path / "data", train=2, val=1), tmp_path / "mark"
     scan_data_dir(str(folder))
-    kept = folder_cache.cache_file(f"{folder}/train")
+    kept = cache_file(f"{folder}/train")
     assert kept.is_file()
     if kind == "pickle":
         kept.write_bytes(pickle.dumps(Evil(mark)))
