@@ -191,12 +191,11 @@ def test_a_folder_that_vanished_since_is_listed_anew(folder: Path):
     assert train.ignored["broken links"] == 1
 
 
-@pytest.mark.parametrize("at", ["train/a/later.jpg", "train/later.jpg", "train/later"])
+@pytest.mark.parametrize("at", ["train/a/later.jpg", "train/later"])
 def test_a_listing_with_a_broken_link_is_not_kept(folder: Path, at: str):
     """What it leads to may come back, a disk that was not mounted, without a trace in the folder."""
     os.symlink(folder.parent / "elsewhere", folder / at)
     assert len(scan_data_dir(str(folder))[0]) == 7
     made = write_image(folder.parent / "made/x.jpg", size=8)
     (made.parent if at == "train/later" else made).rename(folder.parent / "elsewhere")
-    after, _ = scan_data_dir(str(folder))
-    assert len(after) + after.ignored.get("outside class folders", 0) == 8
+    assert len(scan_data_dir(str(folder))[0]) == 8
