@@ -81,15 +81,17 @@ def list_split(folder: str) -> Listing:
     )
 
 
-def list_images(folder: str) -> tuple[list[str], dict[str, int]]:
-    """Every image below ``folder``, relative to it, and by kind what was left out, by the rules of a split.
+def list_images(folder: str) -> tuple[list[str], dict[str, str], dict[str, int]]:
+    """Every image below ``folder``, relative to it; links to folders that are listed themselves, by name, and where
+    they lead; by kind what was left out. The rules of a split, for a folder whose class folders are not known.
 
-    Where the class folders lie is not known here, so what several links lead to is listed for each: they may be
-    classes. Raises FolderError where a folder cannot be read.
+    Raises FolderError where a folder cannot be read.
     """
     walk = _Walk(folder)
+    root = os.path.realpath(folder)
     ignored: Counter[str] = Counter()
     images: list[str] = []
+    links: dict[str, str] = {}
 
     def go(relative: str, above: frozenset[str]) -> None:
         real = os.path.realpath(os.path.join(folder, relative))
@@ -97,11 +99,23 @@ def list_images(folder: str) -> tuple[list[str], dict[str, int]]:
             return
         folders, files = walk.look(relative, ignored, ignored)
         images.extend(os.path.join(relative, file) for file in files)
-        for name, _ in folders:
-            go(os.path.join(relative, name), above | {real})
+        for name, is_link in folders:
+            below = os.path.join(relative, name)
+            listed = _listed_as(os.path.realpath(os.path.join(folder, below)), root) if is_link else None
+            if listed is None:
+                go(below, above | {real})
+            elif os.path.join(root, listed) not in above | {real}:
+                links[below] = listed
 
-    go("", frozenset())
-    return images, dict(ignored)
+    go("", frozenset(_parents(root)))
+    return images, links, dict(ignored)
+
+
+def _listed_as(real: str, root: str) -> str | None:
+    """The name below ``root`` of a folder that a walk through it meets; None for others."""
+    inside = real.startswith(os.path.join(root, ""))
+    relative = os.path.relpath(real, root) if inside else ""
+    return relative if inside and not any(map(hidden_kind, relative.split(os.sep))) else None
 
 
 class _Walk:

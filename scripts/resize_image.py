@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+from prepared import RECORD, Made, add_to_record, mark_of
 
 from data.decode import FORMATS, open_image, to_rgb
 
@@ -19,14 +21,22 @@ _PROFILES = {"RGB": b"RGB ", "L": b"GRAY"}
 
 
 @dataclass(frozen=True)
-class Job:
-    """One file's work; the target's folder exists."""
+class Work:
+    """What all files of one run share: SRC, DST and how large images become."""
 
-    name: str  # for the report
     source: Path
-    target: Path
+    out: Path
     short_side: int
     quality: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file's work: names below SRC and DST, where the target's folder exists; what was made of it before."""
+
+    name: str
+    target: str
+    made: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -44,24 +54,32 @@ class WriteError(Exception):
     """The target cannot be written: no fault of the image, and the next one would fare no better."""
 
 
-def prepare(job: Job) -> Outcome:
-    """Do a job unless its target is there already. Raises WriteError."""
+def prepare(work: Work, job: Job) -> Outcome:
+    """Do a job unless its target is there already, made from the source as it is. Raises WriteError."""
+    source, target = work.source / job.name, work.out / job.target
     try:
-        status = job.source.stat()
-        if _is_done(job.target, status.st_mtime_ns):
-            return Outcome(job.name, "skipped", status.st_size, job.target.stat().st_size)
-        content = job.source.read_bytes()
+        status = source.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise ValueError("no regular file")
+        mark = mark_of(status)
+        if (made := job.made) is not None and made.mark == mark and made.size == _size(target):
+            return Outcome(job.name, "skipped", status.st_size, made.size)
+        content = source.read_bytes()
         if not content:
             raise ValueError("empty file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd EXIF data and of size, which is what we are here to reduce
-            new = shrink(content, job.short_side, job.quality)
+            new = shrink(content, work.short_side, work.quality)
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        _remove(job.target)
+        _remove(target)
         return Outcome(job.name, "bad", reason=_reason(error))
-    _write(job.target, content if new is None else new, status.st_mtime_ns)
-    state, after = ("copied", len(content)) if new is None else ("written", len(new))
-    return Outcome(job.name, state, len(content), after)
+    kept = content if new is None else new
+    _write(target, kept)
+    try:
+        add_to_record(work.out, job.target, Made(mark, len(kept)))
+    except OSError as error:
+        raise WriteError(f"{work.out / RECORD} ({error.strerror or error})") from error
+    return Outcome(job.name, "copied" if new is None else "written", len(content), len(kept))
 
 
 def _reason(error: Exception) -> str:
@@ -118,13 +136,13 @@ def _encode(pixels: Image.Image, quality: int, orientation: object, profile: byt
     return file.getvalue()
 
 
-def _is_done(target: Path, source_time: int) -> bool:
-    """Whether ``target`` was written from the source as it is now: whole, as it was renamed, and with its time."""
+def _size(path: Path) -> int | None:
+    """The bytes of a file, None where there is none."""
     try:
-        # Some file systems keep times to two seconds.
-        return abs(target.stat().st_mtime_ns - source_time) <= 2_000_000_000
+        status = path.lstat()
     except FileNotFoundError:
-        return False
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def unfinished_name(target: Path) -> Path:
@@ -134,11 +152,10 @@ def unfinished_name(target: Path) -> Path:
     return target.with_name(f".{digest}.unfinished")
 
 
-def _write(target: Path, content: bytes, time: int) -> None:
+def _write(target: Path, content: bytes) -> None:
     unfinished = unfinished_name(target)
     try:
         unfinished.write_bytes(content)
-        os.utime(unfinished, ns=(time, time))
         os.replace(unfinished, target)
     except OSError as error:
         _remove(unfinished)

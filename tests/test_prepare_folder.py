@@ -12,12 +12,12 @@ from pictures import encoded, smooth
 from PIL import Image
 
 from data.decode import FORMATS
-from data.listing import list_images
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import prepare_folder  # noqa: E402
+from prepared import claim  # noqa: E402
 from resize_image import ORIENTATION  # noqa: E402
 
 Shown = pytest.CaptureFixture[str]
@@ -159,20 +159,7 @@ def test_a_link_in_dst_is_not_followed(tmp_path: Path, capsys: Shown) -> None:
     path = write_image(tmp_path / "src/a/1.jpg", size=40)
     before = path.read_bytes()
     (tmp_path / "dst").mkdir()
-    prepare_folder.claim(
-        tmp_path / "dst", {"source": str((tmp_path / "src").resolve()), "short_side": 16, "quality": 92}
-    )
+    claim(tmp_path / "dst", {"source": str((tmp_path / "src").resolve()), "short_side": 16, "quality": 92})
     (tmp_path / "dst/a").symlink_to(tmp_path / "src/a")
     assert "by a link" in refused(capsys, tmp_path / "src", tmp_path / "dst")
     assert path.read_bytes() == before
-
-
-def test_links_in_src_that_lead_back_end(tmp_path: Path) -> None:
-    write_image(tmp_path / "src/a/1.jpg", size=40)
-    (tmp_path / "src/a/up").symlink_to(tmp_path / "src")
-    (tmp_path / "src/b").symlink_to(tmp_path / "src/a")
-    assert list_images(str(tmp_path / "src"))[0] == ["a/1.jpg", "b/1.jpg"]
-    # Two links to one folder are two classes, also where the class folders lie deeper.
-    write_image(tmp_path / "deep/train/a/1.jpg", size=40)
-    (tmp_path / "deep/train/b").symlink_to(tmp_path / "deep/train/a")
-    assert list_images(str(tmp_path / "deep"))[0] == ["train/a/1.jpg", "train/b/1.jpg"]
