@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from data.addresses import is_url
 from data.cache_files import keep_arrays, kept_arrays
 from data.index import Names
-from data.shard_files import is_url
 from data.tar_table import TarTable
 
 _VERSION = 2

@@ -93,7 +93,7 @@ def test_members_in_class_folders(tmp_path: Path) -> None:
     assert (train.labels.dtype, train.labels.tolist()) == (np.int32, [0, 0, 1, 1, 1])
     assert (train.offsets.dtype, train.sizes.dtype) == (np.int64, np.int64)
     assert (held_out.classes, held_out.labels.tolist()) == (("a", "b"), [1])
-    assert train.describe() == "5 images, 2 classes in 2 tar files"
+    assert train.describe() == f"5 images, 2 classes in 2 tar files from {first} on"
 
 
 def test_keys_with_the_class_as_a_number(tmp_path: Path) -> None:
@@ -108,7 +108,13 @@ def test_keys_with_the_class_as_a_number(tmp_path: Path) -> None:
 
 
 def test_keys_with_the_class_as_a_name(tmp_path: Path) -> None:
-    members = [("2.cls", b"cat"), ("2.jpg", b"2"), ("1.png", b"1"), ("1.cls", "été".encode()), ("1.json", b"{}")]
+    members = [
+        ("2.cls", b"cat"),
+        ("2.jpg", b"2"),
+        ("1.png", b"1"),
+        ("1.cls", "\ufeffété\n".encode()),
+        ("1.json", b"{}"),
+    ]
     shard = write_tar(tmp_path / "w.tar", members)
     train, _ = open_shards(shard, shard)
     assert content(train) == [("cat", "2.jpg", b"2"), ("été", "1.png", b"1")]
@@ -117,11 +123,12 @@ def test_keys_with_the_class_as_a_name(tmp_path: Path) -> None:
 
 def test_further_images_of_a_key_are_left_out(tmp_path: Path) -> None:
     members = [("1.jpg", b"1"), ("1.mask.png", b"m"), ("1.cls", b"0"), ("2.cls", b"1")]
-    train, _ = open_shards(*[write_tar(tmp_path / "w.tar", members)] * 2)
+    shard = write_tar(tmp_path / "w.tar", members)
+    train, _ = open_shards(shard, shard)
     assert len(train) == 1
     assert (
         train.describe()
-        == "1 images, 1 classes in 1 tar file (left out: 1 .cls without an image, 1 further images of a key)"
+        == f"1 images, 1 classes in {shard} (left out: 1 .cls without an image, 1 further images of a key)"
     )
 
 
