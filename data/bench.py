@@ -32,6 +32,10 @@ class TooFewImages(ValueError):
     """A set of which not one batch can be made."""
 
 
+class NothingReadable(ValueError):
+    """Files of which none that was timed could be read."""
+
+
 @dataclass(frozen=True)
 class LoaderSpeed:
     """``images`` in ``seconds``, both of ``batches`` after the warm-up ones; ``left_out``: unreadable files met."""
@@ -77,7 +81,7 @@ def measure_loader(
 ) -> LoaderSpeed:
     """Time ``batches`` batches of one process's training loader; ``device``: the type that training would have.
 
-    Raises TooFewImages, and what ``on_bad`` raises.
+    Raises TooFewImages, NothingReadable, and what ``on_bad`` raises.
     """
     left_out: set[str] = set()
 
@@ -87,7 +91,8 @@ def measure_loader(
 
     sampler, host = plan_loading(len(train_set), options, (0, 1), device, note)
     if not sampler.steps_in_epoch():
-        raise TooFewImages(f"{len(train_set)} training images are too few for a batch: a step needs two")
+        found = "1 training image is" if len(train_set) == 1 else f"{len(train_set)} training images are"
+        raise TooFewImages(f"{found} too few for a batch: a step needs two")
     # Twice the workers are on their way when the first batch arrives: loaded while the workers started.
     warmup = max(1, 2 * options.workers)
     images, start = 0, 0.0
@@ -100,6 +105,10 @@ def measure_loader(
         if number + 1 == warmup + batches:
             break
     seconds = time.perf_counter() - start
+    if not images:
+        raise NothingReadable(
+            f"none of the images of {batches} batches can be read, so there is no speed: --check-data says what is wrong"
+        )
     facts = look_at_files(train_set.index), jpeg_decoder()
     return LoaderSpeed(
         images, seconds, batches, warmup, options.batch_size, image_size, options.workers, len(left_out), *facts

@@ -84,3 +84,15 @@ def test_a_split_without_images_is_a_finding(folder: Path) -> None:
     assert [text.split(":")[0] for text in report.findings] == [f"no image below {folder}/val"]
     assert report.splits["val"].images == 0
     as_lines(report)
+
+
+@pytest.mark.parametrize("name", ["val/self", "val/a/self.jpg", "train/self", "val"])
+def test_a_link_to_itself_hides_no_other_file(folder: Path, name: str) -> None:
+    if name == "val":
+        shutil.rmtree(folder / "val")
+    (folder / name).symlink_to(os.path.basename(name))
+    damage(folder)
+    report = checked(folder)
+    assert len(report.bad) == 4
+    assert len(report.findings) == (name == "val")
+    assert report.splits["train"].images == 13
