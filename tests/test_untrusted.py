@@ -35,7 +35,7 @@ def unsafe_in(source: str) -> list[str]:
             found.append(str(node.module))
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name in UNSAFE_CALLS or unsafe_load(node, name):
+            if name in UNSAFE_CALLS or unsafe_load(node, name) or unsafe_image(node, name):
                 found.append(ast.unparse(node))
     return found
 
@@ -45,6 +45,14 @@ def unsafe_load(call: ast.Call, name: str) -> bool:
     if name.rpartition(".")[2] == "load" and name.split(".")[0] == "torch" and "export" not in name:
         return given.get("weights_only") != "True"
     return name in ("np.load", "numpy.load") and given.get("allow_pickle") != "False"
+
+
+def unsafe_image(call: ast.Call, name: str) -> bool:
+    """Pillow of all formats, which starts Ghostscript for some; torchvision's own loader is that too."""
+    wanted = {"open": "formats", "ImageFolder": "loader"}.get(name.rpartition(".")[2])
+    if name == "open" or "Image" not in name or wanted is None:
+        return False
+    return wanted not in [keyword.arg for keyword in call.keywords]
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
@@ -77,6 +85,12 @@ def test_the_documents_show_no_unsafe_torch_load_either() -> None:
         ("yaml.safe_load(s)", 0),
         ("np.load(p)", 1),
         ("np.load(p, allow_pickle=False)", 0),
+        ("Image.open(p)", 1),
+        ("PIL.Image.open(p, 'r')", 1),
+        ("Image.open(p, formats=FORMATS)", 0),
+        ("open(p)", 0),
+        ("datasets.ImageFolder(p, transform)", 1),
+        ("ImageFolder(p, transform, loader=open_rgb)", 0),
         ("eval(s)", 1),
         ("model.eval()", 0),
     ],
