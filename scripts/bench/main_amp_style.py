@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from data.decode import FORMATS
+from data.decode import open_image
 from trainer import environment
 from trainer.checks import AMP_DTYPES, DEVICES
 from trainer.config import TrainConfig
@@ -40,8 +40,7 @@ LEVELS = {"float32": "O0", "autocast": "O1", "half": "O2"}
 
 def open_rgb(path: str) -> Image.Image:
     """As torchvision's own loader does it, of the formats that ours takes: some of Pillow's others start programs."""
-    with open(path, "rb") as file:
-        return Image.open(file, formats=FORMATS).convert("RGB")
+    return open_image(Path(path).read_bytes()).convert("RGB")
 
 
 def transposing_collate(samples: Sequence[tuple[Image.Image, int]], memory_format: torch.memory_format) -> Batch:
