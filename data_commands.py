@@ -9,7 +9,7 @@ from typing import Any
 
 from data import preflight_report
 from data.addresses import shown
-from data.bench import NothingReadable, TooFewImages, measure_loader
+from data.bench import TooFewImages, measure_loader
 from data.build import IndexOptions, LoaderOptions, open_indexes
 from data.folder import FolderError
 from data.preflight import CheckOptions, check_indexes
@@ -75,8 +75,6 @@ def bench_data(train_set: Any, config: TrainConfig, group: Group, sizes: Mapping
         )
     except TooFewImages as error:
         raise UserError(str(error)) from error
-    except NothingReadable as error:
-        raise BadDataError(str(error)) from error
     bad.settle("train", speed.images)
     cpu, cores = cpu_info()[0], usable_cores()
     lines = [*speed.as_lines(), f"CPU: {cpu}, {cores} usable cores"]

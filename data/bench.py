@@ -32,10 +32,6 @@ class TooFewImages(ValueError):
     """A set of which not one batch can be made."""
 
 
-class NothingReadable(ValueError):
-    """Files of which none that was timed could be read."""
-
-
 @dataclass(frozen=True)
 class LoaderSpeed:
     """``images`` in ``seconds``, both of ``batches`` after the warm-up ones; ``left_out``: unreadable files met."""
@@ -81,7 +77,7 @@ def measure_loader(
 ) -> LoaderSpeed:
     """Time ``batches`` batches of one process's training loader; ``device``: the type that training would have.
 
-    Raises TooFewImages, NothingReadable, and what ``on_bad`` raises.
+    Raises TooFewImages, and what ``on_bad`` raises.
     """
     left_out: set[str] = set()
 
@@ -105,10 +101,6 @@ def measure_loader(
         if number + 1 == warmup + batches:
             break
     seconds = time.perf_counter() - start
-    if not images:
-        raise NothingReadable(
-            f"none of the images of {batches} batches can be read, so there is no speed: --check-data says what is wrong"
-        )
     facts = look_at_files(train_set.index), jpeg_decoder()
     return LoaderSpeed(
         images, seconds, batches, warmup, options.batch_size, image_size, options.workers, len(left_out), *facts

@@ -126,17 +126,7 @@ def test_a_bad_image_is_left_out_on_request(run, capsys, folder: Path) -> None:
     content = json.loads(capsys.readouterr().out)
     assert content["left_out"] == 1
     assert run(folder, *FLAGS.split(), "--bad-images", "skip", "--max-bad-images", 0, base="") == 5
-    assert "1 bad image in train, more than the 0 that --max-bad-images allows" in capsys.readouterr().err
-
-
-def test_nothing_but_bad_images_has_no_speed(run, capsys, folder: Path) -> None:
-    for path in folder.glob("train/*/*"):
-        path.write_bytes(b"no image")
-    assert run(folder, *FLAGS.split(), "--bad-images", "skip", "--max-bad-images", "100%", base="") == 5
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1].startswith("error: none of the images of 5 batches can be read")
-    assert "Traceback" not in captured.err
+    assert "more than the 0 that --max-bad-images allows" in capsys.readouterr().err
 
 
 def test_it_raises_no_warning_and_needs_no_model(folder: Path, tmp_path: Path) -> None:

@@ -93,9 +93,8 @@ class BadImages:
         names = self._known[split]
         if len(names) > self._limits[split]:
             name, rest = list(names.items())[-1]
-            images = f"{len(names)} bad image{'s' * (len(names) != 1)}"
             raise BadDataError(
-                f"{images} in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
+                f"{len(names)} bad images in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
                 f"the last is {name} ({': '.join(rest.split(chr(9)))})",
                 on_every_rank=True,
             )
