@@ -35,8 +35,11 @@ fi
 [[ -n ${MASTER_ADDR:-} ]] || mistake "MASTER_ADDR must name the machine where all meet: see --help"
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-python=${PYTHON:-${VENV:-$root/.venv}/bin/python}
-command -v "$python" >/dev/null || python=python
+python=${PYTHON:-}
+if [[ -z $python ]]; then
+    python=${VENV:-$root/.venv}/bin/python
+    [[ -x $python ]] || python=python
+fi
 
 options=(
     --nnodes "$NNODES"
