@@ -19,6 +19,7 @@ WITHOUT_TORCH = (
     "trainer.config_file",
     "trainer.errors",
     "trainer.flags",
+    "trainer.peer_flags",
 )
 SIBLINGS = ("models", "precision", "memory_format", "optim", "metrics", "timing", "distributed")
 MAY_USE = {"metrics": {"trainer.distributed"}}
