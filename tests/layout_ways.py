@@ -158,6 +158,7 @@ HELD: dict[str, Way] = {
     "axial attention": axial,
     "attention over pixels": attention_over_pixels,
     "pixel shuffle in NHWC": pixel_shuffle_in_nhwc,
+    "rows and columns swapped": lambda x: x.transpose(2, 3).relu().transpose(2, 3) + 1,
     "windows": window,
     "shuffle in NHWC": shuffle_in_nhwc,
     "decoder from a pooled vector": decoder,

@@ -59,6 +59,27 @@ def test_a_model_that_refuses_channels_last_is_reported_not_traced(capsys: pytes
     assert "Traceback" not in out + err
 
 
+def test_a_refusal_that_the_model_catches_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["-a", "layout_models:caught", *SMALL, "--strict"]) == 0
+    out = capsys.readouterr().out
+    assert ": 0 of" in out
+    assert "refuses" not in out
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_caught_refusal_hides_no_later_error(mode: str) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2|size"):
+        script.main(["-a", "layout_models:caught_then_broken", *SMALL, "--mode", mode])
+
+
+def test_a_backward_pass_that_refuses_channels_last_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["-a", "layout_models:refuses_gradient", *SMALL]) == 1
+    out, err = capsys.readouterr()
+    assert "view in stage.0" in out
+    assert "stopped the pass" in out
+    assert "Traceback" not in out + err
+
+
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_half_precision_and_evaluation(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-a", "layout_models:flatten", *SMALL, "--opt-level", level, "--amp-dtype", "bfloat16"]

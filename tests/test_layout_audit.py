@@ -51,7 +51,7 @@ PLANTED: list[tuple[type, list[tuple[str, str]], list[tuple[str, str]]]] = [
     (planted.Permuted, [("avg_pool2d", "permuted_input")], [("avg_pool2d_backward", "permuted_input")]),
     (planted.Contiguous, [("clone", "contiguous")], []),
     (planted.Pooling, [("fractional_max_pool2d", "pooling")], [("fractional_max_pool2d_backward", "pooling")]),
-    (planted.Attention, [("_softmax", "attention")], [("_softmax_backward_data", "attention")]),
+    (planted.Softmax, [("_softmax", "softmax")], [("_softmax_backward_data", "softmax")]),
     (planted.NoKernel, [("col2im", "no_kernel")], [("col2im", "no_kernel")]),
     (planted.Backward, [], [("clone", "contiguous")]),
     (planted.Keeps, [], []),
@@ -179,6 +179,24 @@ def test_gradient_accumulation_is_named() -> None:
     clone, summed = audit.lost  # the gradient of what ran last comes first, and decides the sum's order
     assert (clone.op, clone.where.of) == ("clone", "mul.Tensor")
     assert (summed.op, summed.where.of, summed.where.pass_name) == ("add.Tensor", where.ACCUMULATION, "backward")
+
+
+def test_a_sum_in_a_backward_pass_of_ones_own_is_no_accumulation() -> None:
+    class Shifted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return torch.zeros(gradient.shape) + gradient
+
+    with audit_layout() as audit:
+        Shifted.apply(images().requires_grad_() * 1).backward(images())
+    (lost,) = audit.lost
+    assert (lost.op, lost.where.pass_name) == ("add.Tensor", "backward")
+    assert lost.where.of != where.ACCUMULATION
+    assert lost.where.line == f"{__file__}:{Shifted.backward.__code__.co_firstlineno + 2}"
 
 
 def test_raise_names_op_and_module_at_the_first_loss_and_leaves_torch_as_it_was() -> None:

@@ -23,11 +23,12 @@ class LayoutAudit:
     """What an audit found. ``lost``: ops in the order they were seen to lose the format; ``counts``: by pass;
     ``refused``: the op whose error ended the audited block, if that was about the format."""
 
-    def __init__(self, on_loss: str) -> None:
+    def __init__(self, on_loss: str, weights: Iterable[Tensor] = ()) -> None:
         self.lost: list[LostOp] = []
         self.refused: list[LostOp] = []
         self.counts = {name: Counts() for name in PASSES}
         self._on_loss = on_loss
+        self._weights = {address(weight) for weight in weights}
         self._raised: list[tuple[BaseException, LostOp]] = []
         self._notes: dict[int, StorageNote] = {}  # by address; renewed whenever an op brings new memory
 
@@ -59,6 +60,8 @@ class LayoutAudit:
         if bad or any(read.operand.channels_inside for read in reads):
             self._count(op, [operand for _, operand in new], bool(bad))
         if bad:
+            op.filled = any(tensor is one for tensor, _ in into for one in bad)
+            op.of_weight = any(read.operand.channels_inside and address(read.tensor) in self._weights for read in reads)
             self._lose(op, bad)
 
     def refuse(self, op: LostOp, error: Exception) -> None:
@@ -139,7 +142,8 @@ def _lost_in(op: LostOp, reads: Sequence[Read], new: Judged, into: Judged) -> li
     if _is_factory(op):
         return []
     if any(read.operand.channels_inside for read in reads):
-        return [tensor for tensor, operand in (*new, *into) if operand.layout in WRONG]
+        wrong = [one for one in (*new, *into) if one[1].layout in WRONG]
+        return [tensor for tensor, operand in wrong if not operand.channels_inside]  # H and W swapped is no loss yet
     sizes = NOTHING.union(*(read.sizes for read in reads))
     images = [tensor for tensor, operand in new if is_image(tensor, operand.layout, sizes)]
     return [tensor for tensor in images if not any(keeps_order(read.tensor, tensor) for read in reads)]
@@ -166,6 +170,7 @@ def _note_change(op: LostOp, tensor: Tensor, reads: Sequence[Read], note: Storag
         note.losses.append(op)
     elif tensor.dim() != 4:
         carry(op, tensor, [read for read in reads if read.note is not note], note)
+        op.filled = note.writer is op
 
 
 def address(tensor: Tensor) -> int:

@@ -63,6 +63,8 @@ class LostOp:
     outputs: list[Operand]
     lost_bytes: int = 0
     memory_format: str | None = None  # what the call asked for, where it did
+    filled: bool = False  # it wrote into a tensor that was there
+    of_weight: bool = False  # it read a parameter of the model
     viewed_as: int | None = None  # rank of the next view of the output
     restored_by: str | None = None
     error: str | None = None

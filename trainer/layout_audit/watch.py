@@ -108,7 +108,7 @@ def audit_layout(
     """
     if on_loss not in ("record", "raise"):
         raise ValueError(f"on_loss is 'record' or 'raise', not {on_loss!r}")
-    audit, locator = LayoutAudit(on_loss), Locator(model)
+    audit, locator = LayoutAudit(on_loss, () if model is None else model.parameters()), Locator(model)
     with locator.watching(), _Watch(audit, locator):
         try:
             yield audit
