@@ -67,7 +67,7 @@ def audit_evaluation(model: nn.Module, images: Tensor, precision: Precision) -> 
     model.eval()
     try:
         with audit_layout(model) as audit, precision.autocast():
-            model(images)
+            main_output(model(images))
     except RuntimeError:
         if not audit.refused:
             raise
