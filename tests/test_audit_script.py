@@ -101,11 +101,11 @@ def test_half_precision_and_evaluation(level: str, capsys: pytest.CaptureFixture
         (["-a", "resnet18", "--markdown", "x"], "--all-torchvision"),
         (["-a", "resnet18", "--compile", "--mode", "eval"], "drop --mode eval"),
         (["-a", "resnet81"], "did you mean"),
-        (["-a", "toy_models:in_a_dict", *SMALL], "the model returned a dict with 'out': its forward()"),
-        (["-a", "toy_models:nothing", *SMALL], "the model returned nothing"),
-        (["-a", "toy_models:nothing", *SMALL, "--mode", "eval"], "the model returned nothing"),
-        (["-a", "toy_models:without_classes", *SMALL], "which it does not take"),
-        (["-a", "toy_models:lazy", *SMALL], "lazy"),
+        (["-a", "toy_misfits:in_a_dict", *SMALL], "the model returned a dict with 'out': its forward()"),
+        (["-a", "toy_misfits:nothing", *SMALL], "the model returned nothing"),
+        (["-a", "toy_misfits:nothing", *SMALL, "--mode", "eval"], "the model returned nothing"),
+        (["-a", "toy_misfits:without_classes", *SMALL], "which it does not take"),
+        (["-a", "toy_misfits:lazy", *SMALL], "lazy"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +225,7 @@ def test_a_model_that_cannot_be_copied_trains_all_the_same(run: Run, capsys: pyt
 def test_a_model_that_cannot_be_trained_ends_with_one_sentence(
     run: Run, factory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("-a", f"toy_models:{factory}", *AUDITED, "out") == 2
+    assert run("-a", f"toy_misfits:{factory}", *AUDITED, "out") == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -39,33 +38,6 @@ def tiny(num_classes: int) -> nn.Module:
 
 def dropping(num_classes: int) -> nn.Module:
     return Tiny(num_classes, dropout=0.5)
-
-
-class Returning(Tiny):
-    """Hands its logits over in another way; ``wrap`` makes what ``forward`` returns of them."""
-
-    def __init__(self, num_classes: int, wrap: Callable[[Tensor], object]) -> None:
-        super().__init__(num_classes)
-        self.wrap = wrap
-
-    def forward(self, images: Tensor) -> object:  # type: ignore[override]
-        return self.wrap(super().forward(images))
-
-
-def in_a_dict(num_classes: int) -> nn.Module:
-    return Returning(num_classes, lambda logits: {"out": logits})
-
-
-def nothing(num_classes: int) -> nn.Module:
-    return Returning(num_classes, lambda logits: None)
-
-
-def without_classes() -> nn.Module:
-    return Tiny(4)
-
-
-def lazy(num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
 
 
 def plain(num_classes: int) -> nn.Module:

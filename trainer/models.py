@@ -54,7 +54,10 @@ class TrainingLoss(nn.Module):
 
 def main_output(output: Any) -> Tensor:
     """The logits (N, classes) of a model that may return more than them. Raises UserError where they do not come first."""
-    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    try:
+        first = output if isinstance(output, Tensor) else output[0]
+    except (LookupError, TypeError):
+        first = None
     if not isinstance(first, Tensor):
         what = f"a {type(output).__name__}" if output is not None else "nothing"
         if isinstance(output, dict):
