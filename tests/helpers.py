@@ -1,10 +1,15 @@
-"""Small folders of images, and the sentence of a mistake, for tests."""
+"""Small folders of images, the records of a run, processes, and the sentence of a mistake, for tests."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +73,27 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def rows(folder: Path | str, kind: str = "step") -> list[dict[str, Any]]:
+    """Records of one kind in a run's metrics.jsonl."""
+    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]
+
+
+def torchrun(
+    folder: Path,
+    ranks: int,
+    script: Path,
+    *flags: object,
+    options: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A script under torchrun in ``folder``, with the toy models on its path; the finished process."""
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--standalone", "--nproc-per-node", str(ranks)]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        [*command, str(script), *(str(flag) for flag in flags)],
+        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip

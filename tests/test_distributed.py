@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import rows, torchrun
 
 from trainer.build import static_graph_is_safe
 from trainer.cli import parse
@@ -19,21 +20,10 @@ SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard",
 
 
 def launch(
-    folder: Path, ranks: int, *flags: object, env: dict[str, str] | None = None, launcher=("torch.distributed.run",)
-):
+    folder: Path, ranks: int, *flags: object, env: dict[str, str] | None = None, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """train.py under torchrun in ``folder``; the finished process."""
-    command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(ranks), str(ROOT / "train.py")]
-    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    return subprocess.run(
-        [*command, *SMALL, *(str(flag) for flag in flags)],
-        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
+    return torchrun(folder, ranks, ROOT / "train.py", *SMALL, *flags, options=options, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +200,7 @@ def test_a_restart_goes_on_in_the_same_folder(tmp_path):
 
     make_folder(tmp_path / "data", train=8, val=4)
     flags = ["data", "-a", "toy_models:killed_after_an_epoch", "-b", 4, "-j", 1, "--epochs", 2, "--resume", "auto"]
-    done = launch(tmp_path, 1, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 1, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr[-2000:]
     assert "going on with runs" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
@@ -220,7 +210,7 @@ def test_a_restart_goes_on_in_the_same_folder(tmp_path):
 @pytest.mark.slow
 def test_two_ranks_restart_after_an_error(tmp_path):
     flags = ["-a", "toy_models:broken_on_the_first_attempt", "--b", 4, "--synthetic-size", 16, "--resume", "auto"]
-    done = launch(tmp_path, 2, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 2, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -228,7 +218,7 @@ def test_two_ranks_restart_after_an_error(tmp_path):
 @pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
 def test_a_restart_after_exit_3_ends_with_3(tmp_path, resume):
     flags = ["-a", "toy_models:nan_third", "--b", 4, "--synthetic-size", 64, "--output-dir", "run", *resume]
-    done = launch(tmp_path, 2, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 2, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 1
     assert done.stderr.count("exitcode  : 3") == 2
     assert done.stderr.count("not restarted, since run failed") == 1
@@ -242,7 +232,10 @@ def test_a_static_graph_changes_no_number(tmp_path, arch):
     for name, more in (("static", []), ("free", ["--micro-batch", 99])):
         done = launch(tmp_path, 2, *flags, *more, "--output-dir", name)
         assert done.returncode == 0, done.stderr[-2000:]
-    one, two = (torch.load(tmp_path / name / "checkpoints/last.pt")["state_dict"] for name in ("static", "free"))
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True)["state_dict"]
+        for name in ("static", "free")
+    )
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 

@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import make_folder
+from helpers import make_folder, rows
 
 LEVELS = ("O0", "O1", "O2", "O3")
 
 
 def load(folder: str, name: str = "last.pt") -> dict:
     return torch.load(Path(folder, "checkpoints", name), weights_only=True)
-
-
-def rows(folder: str, kind: str = "step") -> list[dict]:
-    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
 
 
 def assert_same_end(one: str, two: str) -> None:

@@ -28,14 +28,16 @@ from trainer.step import Stepper
 from trainer.weights import load_weights
 
 
-def open_group(device_name: str, deterministic: bool, tf32: bool, session: Session) -> tuple[Group, int]:
+def open_group(
+    device_name: str, deterministic: bool, tf32: bool, session: Session, timeout_s: float = 300.0
+) -> tuple[Group, int]:
     """Device, backend switches and process group; returns the group and the threads of this process."""
     ranks = read_ranks()
     session.main_rank = ranks.is_main
     device = resolve_device(device_name, ranks.local_rank)
     set_backends(device, deterministic, tf32)
     threads = set_threads(ranks, device)
-    session.group = group = Group(ranks, device)
+    session.group = group = Group(ranks, device, timeout_s)
     return group, threads
 
 
@@ -54,11 +56,18 @@ class Built:
     channels_last: bool
 
 
-def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_images: int | None = None) -> Built:
+def build_stepper(
+    config: TrainConfig,
+    group: Group,
+    new_weights: bool,
+    train_images: int | None = None,
+    estimate_memory: bool = True,
+) -> Built:
     """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
     ``train_images``: of an epoch, over all ranks; ``--channels-last auto`` is settled in bounds that follow from it.
+    ``estimate_memory``: a second or two on a CPU, which ``--cpu-heap auto`` decides by.
     """
     assert config.num_classes is not None
     assert config.opt_level is not None
@@ -67,7 +76,7 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_im
     line = _load_weights(model, config, group) if new_weights else None
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
-    heap = _set_heap(model, config, options, group)
+    heap = _set_heap(model, config, options, group, estimate_memory)
     lines = [line] if line else []
     if config.channels_last == "auto":
         passes = expected_passes(config, train_images, group.world_size)
@@ -122,16 +131,17 @@ def _load_weights(model: nn.Module, config: TrainConfig, group: Group) -> str | 
     return line
 
 
-def _set_heap(model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group) -> dict[str, Any]:
+def _set_heap(
+    model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group, estimate: bool
+) -> dict[str, Any]:
     """Choose the CPU's heap before the first large activation; the same choice on every rank of a machine."""
     if group.device.type != "cpu":
         return {"choice": "default", "why": "the device is no CPU", "expected": None, "free": None}
     assert config.image_size is not None
     level = options.opt_level
     batch = min(config.batch_size, config.micro_batch or config.batch_size)
-    expected = expected_memory(
-        model, config.image_size, batch, 1.0 if level == "O0" else 0.5, _BYTES_A_PARAMETER[level]
-    )
+    share = 1.0 if level == "O0" else 0.5
+    expected = expected_memory(model, config.image_size, batch, share, _BYTES_A_PARAMETER[level]) if estimate else None
     expected = expected and expected * group.ranks.local_world_size
     free = group.on_main(free_memory)
     choice, why = choose_heap(config.cpu_heap, "cpu", expected, free)
@@ -179,4 +189,8 @@ def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch:
         drops,
         config.lr_gamma,
     )
-    return schedule, f"{line}; {schedule.describe()}"
+    ranks = global_batch_size // (config.batch_size * config.grad_accum_steps)
+    batch = (
+        f"batch {config.batch_size} x {ranks} processes x {config.grad_accum_steps} a step = {global_batch_size} images"
+    )
+    return schedule, f"{batch}; {line}; {schedule.describe()}"

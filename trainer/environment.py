@@ -105,6 +105,7 @@ def _resolve_run(
         )
     if config.sync_bn and device.type != "cuda":
         raise UserError("--sync-bn needs CUDA: torch has no synchronized batch norm for a CPU; drop the flag")
+    config = config.replace(batch_size=_batch_size(config, ranks))
     return config.replace(
         synthetic=not config.has_files,
         device=device.type,
@@ -113,6 +114,20 @@ def _resolve_run(
         workers=default_workers(usable_cores(), ranks.local_world_size) if config.workers is None else config.workers,
         val_batch_size=config.val_batch_size or config.batch_size,
     )
+
+
+def _batch_size(config: TrainConfig, ranks: Ranks) -> int:
+    """Images a batch of one process: as given, or its part of --global-batch-size."""
+    if config.global_batch_size is None:
+        return config.batch_size
+    parts = ranks.world_size * config.grad_accum_steps
+    if config.global_batch_size % parts:
+        near = max(1, round(config.global_batch_size / parts)) * parts
+        raise UserError(
+            f"--global-batch-size {config.global_batch_size} does not divide into {ranks.world_size} processes x "
+            f"{config.grad_accum_steps} batches a step (--grad-accum-steps): take {near}, or another number of processes",
+        )
+    return config.global_batch_size // parts
 
 
 def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
