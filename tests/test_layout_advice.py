@@ -149,6 +149,11 @@ def test_what_decided_is_named(way: Way, kind: str) -> None:
     assert "new_empty" not in str(audit.lost[0].restored_by)
 
 
+def test_a_loss_of_a_weight_is_told_from_one_of_an_image_in_both_passes() -> None:
+    audit = audited(conv := conv_with(parametrizations.weight_norm), conv)
+    assert [(lost.where.pass_name, lost.kind) for lost in audit.lost] == [("forward", "weight"), ("backward", "weight")]
+
+
 def test_the_gradient_of_an_index_is_told_from_a_gradient_that_arrives() -> None:
     audit = audited(lambda x: x[:, ORDER])
     assert [(lost.op, lost.kind) for lost in audit.lost][1:] == [("index_put", "slice_gradient")]

@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.layout_audit.advice import kind_of
 from trainer.layout_audit.origin import NOTHING, WRONG, Read, carry, is_image, is_lost, keeps_order, note_image
 from trainer.layout_audit.records import Counts, LayoutLost, LostOp, Operand, StorageNote
-from trainer.layout_audit.where import PASSES
+from trainer.layout_audit.where import BACKWARD, PASSES
 
 # Ops that take shape and type of an input, not its values: they carry no format on.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
@@ -28,7 +28,7 @@ class LayoutAudit:
         self.refused: list[LostOp] = []
         self.counts = {name: Counts() for name in PASSES}
         self._on_loss = on_loss
-        self._weights = {address(weight) for weight in weights}
+        self._weights = {address(weight): tuple(weight.shape) for weight in weights}
         self._raised: list[tuple[BaseException, LostOp]] = []
         self._notes: dict[int, StorageNote] = {}  # by address; renewed whenever an op brings new memory
 
@@ -61,7 +61,7 @@ class LayoutAudit:
             self._count(op, [operand for _, operand in new], bool(bad))
         if bad:
             op.filled = any(tensor is one for tensor, _ in into for one in bad)
-            op.of_weight = any(read.operand.channels_inside and address(read.tensor) in self._weights for read in reads)
+            op.of_weight = any(self._is_weight(op, read) for read in reads)
             self._lose(op, bad)
 
     def refuse(self, op: LostOp, error: Exception) -> None:
@@ -78,6 +78,11 @@ class LayoutAudit:
             error = error.__cause__
         for lost in self.lost:
             lost.kind = kind_of(lost)
+
+    def _is_weight(self, op: LostOp, read: Read) -> bool:
+        """A parameter, or in the backward pass a gradient of one's shape."""
+        known = self._weights.values() if op.where.pass_name == BACKWARD else ()
+        return read.operand.channels_inside and (address(read.tensor) in self._weights or read.operand.shape in known)
 
     def _note(self, tensor: Tensor) -> StorageNote:
         return self._notes.setdefault(address(tensor), StorageNote())
