@@ -63,6 +63,11 @@ def conv1d(x: Tensor) -> Tensor:
     return F.conv1d(x.flatten(2), torch.ones(8, 8, 1)).view(2, 8, 6, 6)
 
 
+def conv3d(x: Tensor) -> Tensor:
+    frames = x.view(1, 2, 8, 6, 6).transpose(1, 2)
+    return F.conv3d(frames, torch.ones(8, 8, 1, 1, 1)).transpose(1, 2).reshape(2, 8, 6, 6)
+
+
 def class_token(x: Tensor) -> Tensor:
     with_token = torch.cat([torch.zeros(len(x), 1, 8), tokens(x)], 1)
     return F.linear(with_token, torch.eye(8))[:, 1:].transpose(1, 2).contiguous().view(2, 8, 6, 6)
@@ -86,6 +91,7 @@ LOST: dict[str, tuple[Way, str]] = {
     "square weight": (lambda x: times_weight(x, 8), "bmm"),
     "wider weight": (lambda x: times_weight(x, 16), "bmm"),
     "conv1d": (conv1d, "convolution"),
+    "frames of a video": (conv3d, "convolution"),
     "batch norm of rows": (lambda x: F.batch_norm(x.flatten(2), None, None, training=True).view(2, 8, 6, 6), "native_batch_norm"),
     "layer norm of planes": (lambda x: F.layer_norm(x.flatten(2), (36,)).view(2, 8, 6, 6), "native_layer_norm"),
     "tokens": (lambda x: tokens(x).relu().transpose(1, 2).contiguous().view(2, 8, 6, 6), "clone"),

@@ -83,8 +83,8 @@ def is_lost(tensor: Tensor, layout: str, note: StorageNote) -> bool:
     """Whether ``tensor``, of memory that an op wrote, is an image that this op brought into another order."""
     if note.writer is None or tensor.dim() != 4:
         return False
-    if note.plane is not None:
-        return layout == "contiguous" and 1 < tensor.shape[3] <= note.plane
+    if note.plane is not None and layout == "contiguous":
+        return 1 < tensor.shape[3] <= note.plane
     rows = any(len(one.shape) == 2 for one in note.writer.outputs)
     _, c, h, w = tensor.shape
     if rows and c == h == w:  # as well (N, H, W, C) out of the rows that a linear layer wrote
