@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainer.errors import UserError
 
@@ -51,8 +53,20 @@ class TrainingLoss(nn.Module):
 
 
 def main_output(output: Any) -> Tensor:
-    """The logits (N, classes) of a model that may return more than them."""
-    return output if isinstance(output, Tensor) else output[0]
+    """The logits (N, classes) of a model that may return more than them. Raises UserError where they do not come first."""
+    try:
+        first = output if isinstance(output, Tensor) else output[0]
+    except (LookupError, TypeError):
+        first = None
+    if not isinstance(first, Tensor):
+        what = f"a {type(output).__name__}" if output is not None else "nothing"
+        if isinstance(output, dict):
+            what += f" with {', '.join(map(repr, output)) or 'no keys'}"
+        raise UserError(
+            f"the model returned {what}: its forward() has to return the logits as a tensor, or as the first of a tuple",
+            True,
+        )
+    return first
 
 
 def _from_factory(arch: str, num_classes: int) -> nn.Module:
@@ -73,9 +87,20 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
         raise UserError(
             f"--arch {arch}: {getattr(module, '__file__', None) or module_name} has no function {factory_name!r}", True
         )
+    if not _takes_num_classes(factory):
+        raise UserError(
+            f"--arch {arch}: {factory_name} is called as {factory_name}(num_classes=N), which it does not take", True
+        )
     model = factory(num_classes=num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--arch {arch} returned a {type(model).__name__}, not a torch.nn.Module", True)
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise UserError(
+                f"--arch {arch}: {name} has no shape yet, its layer is a lazy one: call the model on one batch of images "
+                "in the factory before returning it",
+                True,
+            )
     wrapper = _parallel_wrapper(model)
     if wrapper:
         raise UserError(
@@ -84,6 +109,17 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
             True,
         )
     return model
+
+
+def _takes_num_classes(factory: Any) -> bool:
+    """Asked of the signature, so that a TypeError raised inside a factory stays its own."""
+    try:
+        inspect.signature(factory).bind(num_classes=1)
+    except TypeError:
+        return False
+    except ValueError:  # written in C: no signature to ask
+        return True
+    return True
 
 
 def _parallel_wrapper(model: nn.Module) -> str | None:
