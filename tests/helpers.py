@@ -1,8 +1,13 @@
-"""Small folders of images, and the sentence of a mistake, for tests."""
+"""Small folders of images, runs in processes of their own, and the sentence of a mistake, for tests."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +16,9 @@ import pytest
 from PIL import Image
 
 from trainer.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+TOGETHER = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
 
 
 def write_image(path: Path, colour: Sequence[int] = (128, 128, 128), size: int = 40, seed: int = 0) -> Path:
@@ -68,3 +76,71 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def launch(
+    folder: Path,
+    ranks: int,
+    *flags: object,
+    env: dict[str, str] | None = None,
+    launcher: Sequence[str] = ("torch.distributed.run",),
+    timeout: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """train.py under torchrun in ``folder``; the finished process."""
+    command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(ranks), str(ROOT / "train.py")]
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    arguments = [*command, *TOGETHER, *(str(flag) for flag in flags)]
+    return run_bounded(arguments, folder, {**environ, "PYTHONPATH": paths, **(env or {})}, timeout)
+
+
+def run_bounded(
+    command: Sequence[str], folder: Path, environ: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """The finished process. One that takes too long fails the test with what it printed, and nothing that it
+    started goes on."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        printed, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        _kill_with_children(process.pid)
+        printed, errors = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            pytest.fail(f"not over after {timeout:g} s; it printed\n{printed[-4000:]}\nand as errors\n{errors[-4000:]}")
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, printed, errors)
+
+
+def _kill_with_children(pid: int) -> None:
+    """The process groups of a process and of all below it: torchrun gives each rank a group of its own."""
+    groups, parents = {pid}, {pid}
+    table = [_parent_and_group(path) for path in Path("/proc").glob("[0-9]*")]
+    for _ in table:
+        below = {process: group for process, parent, group in table if parent in parents and process not in parents}
+        if not below:
+            break
+        parents |= below.keys()
+        groups |= set(below.values())
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _parent_and_group(path: Path) -> tuple[int, int, int]:
+    """A process, its parent and its group, from its folder in /proc."""
+    try:
+        fields = (path / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return int(path.name), 0, 0
+    return int(path.name), int(fields[1]), int(fields[2])
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    """The lines of a kind ("step", "epoch") of a run's metrics.jsonl."""
+    found = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]

@@ -10,8 +10,7 @@ import pytest
 import torch
 import toy_models
 from dirty_files import KINDS, spoil, write_empty
-from helpers import make_folder
-from test_distributed import launch, rows
+from helpers import launch, make_folder, rows
 from torch import Tensor
 
 from data.sampler import StepPlan

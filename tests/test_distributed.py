@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import launch, make_folder, rows
+from toy_models import tiny
 
 from trainer.build import static_graph_is_safe
 from trainer.cli import parse
-
-ROOT = Path(__file__).parent.parent
-SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
-
-
-def launch(
-    folder: Path, ranks: int, *flags: object, env: dict[str, str] | None = None, launcher=("torch.distributed.run",)
-):
-    """train.py under torchrun in ``folder``; the finished process."""
-    command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(ranks), str(ROOT / "train.py")]
-    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    return subprocess.run(
-        [*command, *SMALL, *(str(flag) for flag in flags)],
-        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +95,8 @@ def test_two_ranks_take_the_steps_of_one(tmp_path):
 @pytest.mark.slow
 def test_ten_validation_images_count_the_same_on_one_to_four_ranks(tmp_path):
     """R63."""
-    from helpers import make_folder
-
     make_folder(tmp_path / "data", train=16, val=5)
     torch.manual_seed(0)
-    sys.path.insert(0, str(ROOT / "tests"))
-    from toy_models import tiny
-
     torch.save(tiny(2).state_dict(), tmp_path / "weights.pt")
     found = []
     for ranks in (1, 2, 3, 4):
@@ -206,8 +178,6 @@ def test_a_larger_world_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_restart_goes_on_in_the_same_folder(tmp_path):
     """torchrun --max-restarts: a rank is killed after the first epoch, workers and all."""
-    from helpers import make_folder
-
     make_folder(tmp_path / "data", train=8, val=4)
     flags = ["data", "-a", "toy_models:killed_after_an_epoch", "-b", 4, "-j", 1, "--epochs", 2, "--resume", "auto"]
     done = launch(tmp_path, 1, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))

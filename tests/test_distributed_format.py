@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from format_worker import CASES
-from helpers import refused
+from helpers import refused, run_bounded
 from torch import nn
 
 from trainer.models import build_model
@@ -27,10 +26,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], str]:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, str(TESTS / "format_worker.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = run_bounded([*command, str(TESTS / "format_worker.py"), str(folder)], folder, environ, 240)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)], done.stderr
 

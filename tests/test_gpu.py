@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import toy_models
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def waiting_is_allowed_again() -> Iterator[None]:
+    """``sync_watched`` forbids it for the whole process, and a run that this ends never gets to allow it again."""
+    yield
+    toy_models.SyncWatched.allow_waiting()
 
 
 def losses(folder: str) -> list[float]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_folder
-from test_distributed import rows
+from helpers import make_folder, rows
 
 ROOT = Path(__file__).parent.parent
 BASE = "-a toy_models:tiny --b 8 --image-size 32 --tensorboard false --print-freq 1 --epochs 2"
