@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,10 @@ def test_a_process_that_hangs_ends_with_its_children_and_says_what_it_printed(tm
     assert "an error" in text
     children = [int(pid) for pid in re.findall(r"^child (\d+)$", text, re.MULTILINE)]
     assert len(children) == 2
+    # A killed process closes its pipes a moment before it is gone.
+    deadline = time.monotonic() + 20
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not any(map(is_running, children))
 
 
