@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from trainer.errors import UserError
@@ -140,7 +141,25 @@ def _parent_and_group(path: Path) -> tuple[int, int, int]:
     return int(path.name), int(fields[1]), int(fields[2])
 
 
-def rows(folder: Path, kind: str) -> list[dict]:
+def rows(folder: Path | str, kind: str = "step") -> list[dict]:
     """The lines of a kind ("step", "epoch") of a run's metrics.jsonl."""
-    found = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     return [row for row in found if row["kind"] == kind]
+
+
+def load(folder: Path | str = "run", name: str = "last.pt") -> dict:
+    """A checkpoint of a run."""
+    return torch.load(Path(folder, "checkpoints", name), weights_only=True)
+
+
+def assert_same_end(one: str, two: str) -> None:
+    """Two runs ended with the same bits and counts, and logged the same steps."""
+    first, second = load(one), load(two)
+    for name, tensor in first["state_dict"].items():
+        assert torch.equal(tensor, second["state_dict"][name]), name
+    for index, entry in first["optimizer"].items():
+        assert torch.equal(entry["momentum_buffer"], second["optimizer"][index]["momentum_buffer"])
+    for key in ("step", "images_seen", "epoch", "best_acc1", "best_epoch", "precision"):
+        assert first[key] == second[key], key
+    keys = ("epoch", "step", "images_seen", "loss", "acc1", "lr", "grad_norm")
+    assert [[row[key] for key in keys] for row in rows(one)] == [[row[key] for key in keys] for row in rows(two)]

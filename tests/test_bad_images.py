@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_models
-from dirty_files import KINDS, spoil, write_empty
+from dirty_files import ALL_KINDS, spoil, write_empty
 from helpers import launch, make_folder, rows
 from torch import Tensor
 
@@ -42,11 +42,11 @@ def records(kind: str) -> list[dict]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_fail_names_file_class_and_reason_last(run, folder, capfd, kind: str, split: str, workers: int):
     """R01."""
     path = folder / split / "b" / f"x-{kind}"
-    KINDS[kind](path)
+    ALL_KINDS[kind](path)
     assert run(folder, "-j", workers, base=FOLDER) == 5
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"error: cannot read {path} (class b): ")

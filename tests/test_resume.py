@@ -9,30 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import make_folder
+from helpers import assert_same_end, load, make_folder, rows
 
 LEVELS = ("O0", "O1", "O2", "O3")
-
-
-def load(folder: str, name: str = "last.pt") -> dict:
-    return torch.load(Path(folder, "checkpoints", name), weights_only=True)
-
-
-def rows(folder: str, kind: str = "step") -> list[dict]:
-    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
-
-
-def assert_same_end(one: str, two: str) -> None:
-    first, second = load(one), load(two)
-    for name, tensor in first["state_dict"].items():
-        assert torch.equal(tensor, second["state_dict"][name]), name
-    for index, entry in first["optimizer"].items():
-        assert torch.equal(entry["momentum_buffer"], second["optimizer"][index]["momentum_buffer"])
-    for key in ("step", "images_seen", "epoch", "best_acc1", "best_epoch", "precision"):
-        assert first[key] == second[key], key
-    keys = ("epoch", "step", "images_seen", "loss", "acc1", "lr", "grad_norm")
-    assert [[row[key] for key in keys] for row in rows(one)] == [[row[key] for key in keys] for row in rows(two)]
 
 
 @pytest.mark.parametrize(

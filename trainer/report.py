@@ -73,6 +73,7 @@ class Reporter:
             "val_loss": val.loss,
             "val_acc1": val.acc1,
             "val_acc5": val.acc5,
+            "val_images": val.images,
             **self._speed(speed["images_per_sec"]),
             "wall_images_per_sec": speed["wall_images_per_sec"],
             "data_wait_share": speed["data_wait_share"],

@@ -128,6 +128,7 @@ class Stepper:
             loaded = iter(complete := list(loaded))
             taken = self.bad_images.settle("train", sum(len(batch.target) for batch in complete if not batch.is_dummy))
             if not taken:
+                self._norm = torch.zeros_like(self._norm)  # that of the step before would be reported again
                 return 0
         for batch, images, target, last in self._pieces(loaded):
             # This piece's share of the step's images, since the reduction over ranks is a mean.
