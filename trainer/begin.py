@@ -19,7 +19,7 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.resume import Start
-from trainer.run_folder import new_run_path, open_run_folder, to_yaml
+from trainer.run_folder import RunFolder, new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.saver import CheckpointSaver, load_model, restore
 from trainer.step import Stepper
@@ -73,8 +73,10 @@ def open_folder(
         print(f"run folder {folder.path}", flush=True)
         return str(folder.path)
 
-    path = group.on_main(open_on_main)
-    return Path(path) if group.is_main else None
+    path = Path(group.on_main(open_on_main))
+    if not group.is_main and path.exists():
+        session.folder = RunFolder(path, None)
+    return path if group.is_main else None
 
 
 def open_engine(

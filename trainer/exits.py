@@ -23,11 +23,18 @@ class Session:
     main_rank: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
     show_traceback: bool = False
 
+    def failure_code(self) -> int | None:
+        """The exit code with which a rank of this run has failed already, where one has."""
+        return self.folder.failure_code() if self.folder is not None else None
+
     def close(self, state: str, why: str | None, code: int, agreed: bool) -> None:
         if self.files is not None:
             self.files.close()
         if self.folder is not None:
-            self.folder.write_status(state, why, code)
+            # A rank that fails alone takes the others along, by a lost connection or torchrun's signal: its reason
+            # is the run's, whichever rank it is.
+            if (self.main_rank or (state == "failed" and not agreed)) and self.failure_code() is None:
+                self.folder.write_status(state, why, code)
             self.folder.release()
         if self.group is not None:
             self.group.close(agreed)
@@ -57,6 +64,10 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
         session.close("preempted", "interrupted", EXIT_INTERRUPTED, agreed=False)
         return EXIT_INTERRUPTED
     except Exception as error:
+        code = session.failure_code()
+        if code is not None:  # the connection to a rank that has said why
+            session.close("failed", None, code, agreed=False)
+            return code
         traceback.print_exc()
         session.close("failed", f"{type(error).__name__}: {error}", EXIT_ERROR, agreed=False)
         return EXIT_ERROR

@@ -56,6 +56,11 @@ class RunFolder:
         }
         write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
 
+    def failure_code(self) -> int | None:
+        """The exit code of a rank of this start that has failed already."""
+        status = read_json(self.path / "status.json")
+        return status.get("exit_code") if status.get("state") == "failed" else None
+
     def release(self) -> None:
         if self._lock is not None:
             _unlock(self._lock)
@@ -186,7 +191,7 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 def write_atomically(target: Path, text: str) -> None:
     """Text under a name that never holds half of it; line ends stay as they are."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # ranks may write at once
     with open(temporary, "w", newline="", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(temporary, target)
