@@ -42,7 +42,8 @@ def run(
     data_commands.refuse_launchers(request.config)
     if request.config.check_data:
         return data_commands.check_data(request.config)
-    group, threads = build.open_group(request.config.device, request.config.deterministic, request.config.tf32, session)
+    asked = request.config
+    group, threads = build.open_group(asked.device, asked.deterministic, asked.tf32, session, asked.dist_timeout)
     console = Console(group.is_main)
     start = resume.find_start(request, group)
     indexes = group.on_main(lambda: find_images(start.config))
@@ -79,7 +80,7 @@ def run(
         console.say(line)
     facts = begin.checkpoint_facts(start.config, config, classes, train.sampler.global_batch_size)
     engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)
-    return finish.evaluate(engine, val) if config.evaluate else finish.fit(engine, train, val, config, session)
+    return finish.evaluate(engine, val, session) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
 def find_images(config: TrainConfig) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from data.dataset import ImageDataset
 from data.feed import DeviceFeed, FeedOptions, Mix
 from data.sampler import StepPlan, StepSampler, rank_share
 from data.synthetic import SyntheticBatches, SyntheticImages
+from data.worker_start import WorkerStart
 
 Source = ImageDataset | SyntheticImages
 # Called with the name of the split and the unreadable samples of a batch; raises where the run is to end.
@@ -70,7 +70,7 @@ def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoade
         collate_fn=_as_it_is,
         pin_memory=options.pin_memory,
         persistent_workers=options.workers > 0,
-        worker_init_fn=_Niceness(options.niceness) if options.niceness else None,
+        worker_init_fn=WorkerStart(options.niceness),
         # Its own generator: iterating must not draw from the one that dropout uses.
         generator=torch.Generator().manual_seed(0),
     )
@@ -78,17 +78,6 @@ def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoade
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-class _Niceness:
-    """Where the model trains on the CPU, workers give way to its threads: one that is held up holds up all
-    the others at the end of each parallel region."""
-
-    def __init__(self, niceness: int) -> None:
-        self._niceness = niceness
-
-    def __call__(self, worker: int) -> None:
-        os.nice(self._niceness)
 
 
 class TrainLoader:

@@ -19,7 +19,7 @@ from PIL import Image
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parent.parent
-TOGETHER = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
+SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
 
 
 def write_image(path: Path, colour: Sequence[int] = (128, 128, 128), size: int = 40, seed: int = 0) -> Path:
@@ -83,15 +83,28 @@ def launch(
     folder: Path,
     ranks: int,
     *flags: object,
+    options: Sequence[str] = (),
     env: dict[str, str] | None = None,
-    launcher: Sequence[str] = ("torch.distributed.run",),
     timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """train.py under torchrun in ``folder``; the finished process."""
-    command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(ranks), str(ROOT / "train.py")]
+    return torchrun(folder, ranks, ROOT / "train.py", *SMALL, *flags, options=options, env=env, timeout=timeout)
+
+
+def torchrun(
+    folder: Path,
+    ranks: int,
+    script: Path,
+    *flags: object,
+    options: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    timeout: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """A script under torchrun in ``folder``, with the toy models on its path; the finished process."""
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--standalone", "--nproc-per-node", str(ranks)]
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    arguments = [*command, *TOGETHER, *(str(flag) for flag in flags)]
+    arguments = [*command, str(script), *(str(flag) for flag in flags)]
     return run_bounded(arguments, folder, {**environ, "PYTHONPATH": paths, **(env or {})}, timeout)
 
 

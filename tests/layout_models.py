@@ -46,6 +46,13 @@ class Pooling(Kind):
         return F.fractional_max_pool2d(x, 1, output_size=6, _random_samples=torch.full((2, 8, 2), 0.5))  # lost
 
 
+class Attention(Kind):
+    """Over the tokens of each row, in the order of the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, 3)  # lost
+
+
 class NoKernel(Kind):
     def forward(self, x: Tensor) -> Tensor:
         return F.fold(F.unfold(x, 1), (6, 6), 1)  # lost

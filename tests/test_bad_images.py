@@ -124,9 +124,9 @@ def test_an_epoch_without_a_readable_image_is_no_update(run, folder):
     assert run(folder, "-j", 0, "--bad-images", "skip", "--max-bad-images", "100%", base=FOLDER) == 0
     (epoch,) = records("epoch")
     assert epoch["images_seen"] == 0
-    state = torch.load("run/checkpoints/last.pt")["state_dict"]
+    state = torch.load("run/checkpoints/last.pt", weights_only=True)["state_dict"]
     assert run(make_folder(folder.parent / "good"), "-j", 0, "--lr", 0, "--output-dir", "still", base=FOLDER) == 0
-    still = torch.load("still/checkpoints/last.pt")["state_dict"]
+    still = torch.load("still/checkpoints/last.pt", weights_only=True)["state_dict"]
     assert all(torch.equal(state[key], still[key]) for key in state if "weight" in key or "bias" in key)
     assert all(not value.any() for key, value in state.items() if "running_mean" in key)
 

@@ -45,7 +45,7 @@ def test_best_and_last_are_both_there_and_load(run):
 
 
 def test_best_stays_when_last_is_replaced(tmp_path):
-    write_checkpoint(tmp_path / "last.pt", {"a": 1}, also=tmp_path / "best.pt")
+    write_checkpoint(tmp_path / "last.pt", {"a": 1}, also=[tmp_path / "best.pt"])
     write_checkpoint(tmp_path / "last.pt", {"a": 2})
     assert torch.load(tmp_path / "best.pt", weights_only=True) == {"a": 1}
     assert torch.load(tmp_path / "last.pt", weights_only=True) == {"a": 2}

@@ -187,7 +187,7 @@ def test_a_checkpoint_never_fills_the_settings_of_one_start() -> None:
     one_start: dict[str, Any] = {
         "output_dir": "out", "resume": "auto", "traceback": True, "stop_after_epochs": 2, "stop_after_steps": 3,
         "prof": 4, "evaluate": True, "start_epoch": 1, "rescan": True, "check_data": "full", "json": True,
-        "step_times": True, "audit_layout": False,
+        "step_times": True, "audit_layout": False, "dist_timeout": 20.0,
     }  # fmt: skip
     assert {*one_start, "bench_data"} == set(PER_START)  # which --check-data excludes
     run = {"batch_size": 8, "data_dir": "/images"}

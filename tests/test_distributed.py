@@ -180,7 +180,7 @@ def test_a_restart_goes_on_in_the_same_folder(tmp_path):
     """torchrun --max-restarts: a rank is killed after the first epoch, workers and all."""
     make_folder(tmp_path / "data", train=8, val=4)
     flags = ["data", "-a", "toy_models:killed_after_an_epoch", "-b", 4, "-j", 1, "--epochs", 2, "--resume", "auto"]
-    done = launch(tmp_path, 1, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 1, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr[-2000:]
     assert "going on with runs" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
@@ -190,7 +190,7 @@ def test_a_restart_goes_on_in_the_same_folder(tmp_path):
 @pytest.mark.slow
 def test_two_ranks_restart_after_an_error(tmp_path):
     flags = ["-a", "toy_models:broken_on_the_first_attempt", "--b", 4, "--synthetic-size", 16, "--resume", "auto"]
-    done = launch(tmp_path, 2, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 2, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -198,7 +198,7 @@ def test_two_ranks_restart_after_an_error(tmp_path):
 @pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
 def test_a_restart_after_exit_3_ends_with_3(tmp_path, resume):
     flags = ["-a", "toy_models:nan_third", "--b", 4, "--synthetic-size", 64, "--output-dir", "run", *resume]
-    done = launch(tmp_path, 2, *flags, launcher=("torch.distributed.run", "--max-restarts", "1"))
+    done = launch(tmp_path, 2, *flags, options=["--max-restarts", "1"])
     assert done.returncode == 1
     assert done.stderr.count("exitcode  : 3") == 2
     assert done.stderr.count("not restarted, since run failed") == 1
@@ -212,7 +212,10 @@ def test_a_static_graph_changes_no_number(tmp_path, arch):
     for name, more in (("static", []), ("free", ["--micro-batch", 99])):
         done = launch(tmp_path, 2, *flags, *more, "--output-dir", name)
         assert done.returncode == 0, done.stderr[-2000:]
-    one, two = (torch.load(tmp_path / name / "checkpoints/last.pt")["state_dict"] for name in ("static", "free"))
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True)["state_dict"]
+        for name in ("static", "free")
+    )
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 

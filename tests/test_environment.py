@@ -10,8 +10,9 @@ import torch
 
 from trainer import environment
 from trainer.distributed import Ranks
-from trainer.environment import resolve_device, seed_everything, set_threads, snapshot
+from trainer.environment import resolve_device, seed_everything, set_threads
 from trainer.errors import UserError
+from trainer.snapshot import snapshot
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

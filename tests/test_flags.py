@@ -50,6 +50,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--pretrained", "true", True, False),
     ("--weights", "IMAGENET1K_V2", "IMAGENET1K_V2", None),
     ("--batch-size -b --b", "8", 8, 256),
+    ("--global-batch-size", "64", 64, None),
     ("--workers -j", "2", 2, None),
     ("--epochs", "3", 3, None),
     ("--start-epoch", "2", 2, 0),
@@ -81,6 +82,12 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--evaluate -e --test-only", "true", True, False),
     ("--seed", "3", 3, 0),
     ("--deterministic --use-deterministic-algorithms", "true", True, False),
+    ("--save-every-steps", "100", 100, None),
+    ("--save-every-minutes", "2.5", 2.5, 15.0),
+    ("--keep-checkpoints", "5", 5, 3),
+    ("--async-save", "false", False, True),
+    ("--on-save-error", "stop", "stop", None),
+    ("--rewind", "true", True, False),
     ("--prof", "4", 4, None),
     ("--device", "cpu", "cpu", "auto"),
     ("--compile --torchcompile", "true", True, False),
@@ -92,6 +99,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--timing-warmup-steps", "2", 2, 5),
     ("--step-times", "true", True, False),
     ("--traceback", "true", True, False),
+    ("--dist-timeout", "20", 20.0, 300.0),
 ]
 # Each is refused without the other.
 PAIRED = {"--train-shards": "train_shards", "--val-shards": "val_shards"}

@@ -51,6 +51,7 @@ PLANTED: list[tuple[type, list[tuple[str, str]], list[tuple[str, str]]]] = [
     (planted.Permuted, [("avg_pool2d", "permuted_input")], [("avg_pool2d_backward", "permuted_input")]),
     (planted.Contiguous, [("clone", "contiguous")], []),
     (planted.Pooling, [("fractional_max_pool2d", "pooling")], [("fractional_max_pool2d_backward", "pooling")]),
+    (planted.Attention, [("_softmax", "attention")], [("_softmax_backward_data", "attention")]),
     (planted.NoKernel, [("col2im", "no_kernel")], [("col2im", "no_kernel")]),
     (planted.Backward, [], [("clone", "contiguous")]),
     (planted.Keeps, [], []),

@@ -42,7 +42,7 @@ def taken(config: TrainConfig, *keys: str) -> tuple:
 def test_no_null_and_no_auto_is_left_but_what_means_off():
     config = resolved()
     off = {"data_dir", "weights", "steps_per_epoch", "lr_step_size", "clip_grad_norm", "keep_batchnorm_fp32"}
-    off |= {"output_dir", "resume", "stop_after_epochs", "stop_after_steps", "prof", "micro_batch"}
+    off |= {"output_dir", "resume", "stop_after_epochs", "stop_after_steps", "prof", "micro_batch", "save_every_steps"}
     off |= {
         "auto_augment",
         "max_image_pixels",
@@ -52,7 +52,7 @@ def test_no_null_and_no_auto_is_left_but_what_means_off():
         "train_shards",
         "val_shards",
     }
-    off |= {"check_data", "bench_data", "audit_layout"}
+    off |= {"check_data", "bench_data", "audit_layout", "global_batch_size", "on_save_error"}
     assert {key for key in KEYS if getattr(config, key) is None} == off
     # The heap is chosen once the model is there (trainer/build.py).
     assert [key for key in KEYS if getattr(config, key) == "auto"] == ["cpu_heap"]

@@ -164,11 +164,11 @@ def test_the_run_of_a_checkpoint(here: Path):
 
 
 def test_the_newest_run_that_is_not_done_is_taken():
-    assert find_resumable(CONFIG) is None
+    assert next(find_resumable(CONFIG), None) is None
     make_run("z-oldest", 30)
     newest = make_run("b-newest", 10)
     make_run("c-older", 20, state="running")
-    assert find_resumable(CONFIG) == newest
+    assert next(find_resumable(CONFIG)) == newest
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_newest_run_that_is_not_done_is_taken():
 def test_a_newer_run_that_is_done_or_asked_for_something_else_is_passed_over(newer: dict):
     mine = make_run("mine", 20)
     make_run("newer", 10, **newer)
-    assert find_resumable(CONFIG) == mine
+    assert next(find_resumable(CONFIG)) == mine
 
 
 def test_flags_that_change_no_result_may_differ():
@@ -194,15 +194,15 @@ def test_flags_that_change_no_result_may_differ():
     asked = CONFIG.replace(
         workers=3, device="cpu", print_freq=1, tensorboard=False, output_dir="x", resume="auto", stop_after_steps=5
     )
-    assert find_resumable(asked) == mine
+    assert next(find_resumable(asked)) == mine
 
 
 def test_a_locked_run_is_never_taken():
     older, newer = make_run("older", 20), make_run("newer", 10)
     running = open_run_folder(newer, resuming=True)
-    assert find_resumable(CONFIG) == older
+    assert next(find_resumable(CONFIG)) == older
     running.release()
-    assert find_resumable(CONFIG) == newer
+    assert next(find_resumable(CONFIG)) == newer
 
 
 def test_a_damaged_or_foreign_folder_below_runs_is_passed_over():
@@ -214,10 +214,10 @@ def test_a_damaged_or_foreign_folder_below_runs_is_passed_over():
         file.write("a_key_of_tomorrow: 1\n")
     Path("runs/notes").mkdir()
     Path("runs/file").touch()
-    assert find_resumable(CONFIG) == mine
+    assert next(find_resumable(CONFIG)) == mine
 
 
 def test_another_folder_of_runs_can_be_searched(here: Path):
     make_run("mine", 20)
-    assert find_resumable(CONFIG, here / "elsewhere") is None
-    assert find_resumable(CONFIG, here / "runs") == here / "runs" / "mine"
+    assert next(find_resumable(CONFIG, here / "elsewhere"), None) is None
+    assert next(find_resumable(CONFIG, here / "runs")) == here / "runs" / "mine"

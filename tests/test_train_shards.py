@@ -25,7 +25,7 @@ def sets(tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def state(folder: str) -> dict[str, torch.Tensor]:
-    return torch.load(f"{folder}/checkpoints/last.pt")["state_dict"]
+    return torch.load(f"{folder}/checkpoints/last.pt", weights_only=True)["state_dict"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

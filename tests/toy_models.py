@@ -257,3 +257,51 @@ def on_the_clock(num_classes: int) -> nn.Module:
 
 def slower_on_the_clock(num_classes: int) -> nn.Module:
     return OnTheClock(num_classes, 0.11)
+
+
+class Signalled(Tiny):
+    """Sends its own process what TOY_SIGNALS says, "NAMES MODE PASS RANK" such as "SIGINT,SIGINT train 3 0", in that
+    forward pass (from 1) of that mode (train or val), on the first attempt under torchrun, and with a ``^`` before the
+    name its parent; has dropout."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, dropout=0.5)
+        self.passes = {"train": 0, "val": 0}
+
+    def forward(self, images: Tensor) -> Tensor:
+        mode = "train" if self.training else "val"
+        self.passes[mode] += 1
+        names, when, at, rank = os.environ.get("TOY_SIGNALS", "none never 0 0").split()
+        here = os.environ.get("RANK", "0") == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if here and (mode, self.passes[mode]) == (when, int(at)):
+            for name in names.split(","):
+                os.kill(os.getppid() if name[0] == "^" else os.getpid(), getattr(signal, name.lstrip("^")))
+        return super().forward(images)
+
+
+def signalled(num_classes: int) -> nn.Module:
+    return Signalled(num_classes)
+
+
+class PoisonedByImages(Tiny):
+    """The images of the training passes numbered in ``bad`` (from 0) give NaN, whenever they come again."""
+
+    def __init__(self, num_classes: int, bad: set[int]) -> None:
+        super().__init__(num_classes, dropout=0.5)
+        self.bad = bad
+        self.calls = 0
+        self.sums: set[float] = set()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            checksum = float(images.double().sum())
+            if self.calls in self.bad:
+                self.sums.add(checksum)
+            self.calls += 1
+            if checksum in self.sums:
+                images = torch.full_like(images, float("nan"))
+        return super().forward(images)
+
+
+def bad_images_sixth(num_classes: int) -> nn.Module:
+    return PoisonedByImages(num_classes, {5})

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.build import Built
+from trainer.checkpoint_folder import remove_leftovers
 from trainer.config import KEYS, PER_START, TrainConfig, pick
+from trainer.content import load_model, restore
 from trainer.distributed import Group
-from trainer.engine import Engine, LoopOptions, Progress
-from trainer.environment import snapshot
+from trainer.engine import Engine, LoopOptions
 from trainer.exits import Session
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
@@ -19,9 +20,12 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.resume import Start
+from trainer.rewind import Rewinder
 from trainer.run_folder import RunFolder, new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
-from trainer.saver import CheckpointSaver, load_model, restore
+from trainer.run_state import Progress
+from trainer.saver import CheckpointSaver, SaveOptions
+from trainer.snapshot import snapshot
 from trainer.step import Stepper
 from trainer.step_times import StepTimes
 
@@ -39,7 +43,7 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
     progress, lines = restore(content, stepper, group)
     if config.start_epoch and config.resume != "auto":  # auto: the same command typed again
         lines.append(f"note: --start-epoch {config.start_epoch}: the checkpoint was at epoch {progress.epoch}")
-        progress.epoch, progress.samples_in_epoch, progress.epoch_sums = config.start_epoch, 0, [0.0] * 4
+        progress.start_epoch(config.start_epoch)
     old, new = content.get("global_batch_size"), config.batch_size * config.grad_accum_steps * group.world_size
     if old is not None and old != new:
         lines.append(
@@ -63,6 +67,7 @@ def open_folder(
         name = memory_format_name(resolve_memory_format(config.channels_last))
         folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
         session.folder = folder
+        remove_leftovers(folder.path)
         folder.write_config(start.config, config)
         facts = {**snapshot(group.device, group.ranks), "cpu_heap": heap}
         folder.write_environment(facts)
@@ -94,11 +99,13 @@ def open_engine(
     folder = open_folder(start, config, progress.step, group, session, built.heap)
     if stepper.bad_images is not None:
         stepper.bad_images.keep_in(folder)
-    saver = CheckpointSaver(folder, group, stepper, facts)
     profiler = StepProfiler(config.prof, folder, group.device)
     report = Reporter(console, session.files, group, None if config.synthetic else config.workers)
+    session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    if config.rewind:
+        engine.rewinder = Rewinder(folder, group, stepper, report)
     engine.step_times = StepTimes(config.step_times, folder, group)
     engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine

@@ -28,14 +28,16 @@ from trainer.step import Stepper
 from trainer.weights import load_weights
 
 
-def open_group(device_name: str, deterministic: bool, tf32: bool, session: Session) -> tuple[Group, int]:
+def open_group(
+    device_name: str, deterministic: bool, tf32: bool, session: Session, timeout_s: float = 300.0
+) -> tuple[Group, int]:
     """Device, backend switches and process group; returns the group and the threads of this process."""
     ranks = read_ranks()
     session.main_rank = ranks.is_main
     device = resolve_device(device_name, ranks.local_rank)
     set_backends(device, deterministic, tf32)
     threads = set_threads(ranks, device)
-    session.group = group = Group(ranks, device)
+    session.group = group = Group(ranks, device, timeout_s)
     return group, threads
 
 
@@ -179,4 +181,8 @@ def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch:
         drops,
         config.lr_gamma,
     )
-    return schedule, f"{line}; {schedule.describe()}"
+    ranks = global_batch_size // (config.batch_size * config.grad_accum_steps)
+    batch = (
+        f"batch {config.batch_size} x {ranks} processes x {config.grad_accum_steps} a step = {global_batch_size} images"
+    )
+    return schedule, f"{batch}; {line}; {schedule.describe()}"

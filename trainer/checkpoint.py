@@ -6,89 +6,146 @@ A file holds plain types and contiguous float32 tensors, so that it loads anywhe
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
-from torch import Tensor
 
 from trainer.errors import UserError
-from trainer.memory_format import apply_to_optimizer_state, check_stride_orders
-from trainer.optim import zero_missing_momentum
+from trainer.tensor_file import TensorFileError, printable, read_tensor_file
 from trainer.weights import strip_prefixes
 
 FORMAT = 1
+# What every file of ours holds, beside weights and format.
+_PARTS = {
+    "config": dict, "resolved": dict, "optimizer": dict, "precision": dict, "rng": list, "epoch": int, "step": int,
+}  # fmt: skip
 
 
-def write_checkpoint(path: Path, content: dict[str, Any], also: Path | None = None) -> None:
-    """Write to a temporary file beside ``path``, fsync it, rename it, fsync the folder.
+def write_checkpoint(path: Path, content: dict[str, Any], also: Sequence[Path] = ()) -> None:
+    """Write to a temporary file beside ``path``, fsync it, verify it, rename it, fsync the folder.
 
-    ``also``: a second name for the same bytes, in the same folder; set first, so that ``path`` never
-    tells of a best epoch that is not there.
+    ``also``: more names for the same bytes, in the same folder; set first, so that ``path`` never tells of a best
+    epoch that is not there. Raises OSError; whatever stood under the names then stands there still.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as stream:
-            torch.save(content, stream)
+            guarded = _Guarded(stream)
+            torch.save(content, cast(Any, guarded))
+            guarded.raise_error()
             stream.flush()
             os.fsync(stream.fileno())
-        if also is not None:
-            _link(temporary, also)
+        damage = damage_of(temporary)
+        if damage:
+            raise OSError(errno.EIO, f"what was read back is not what was written ({damage})", str(path))
+        for name in also:
+            _link(temporary, name)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Guarded:
+    """A stream whose errors wait until torch's writer, which is C++ and takes them badly, is through."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self._error is None:
+            try:
+                return self._stream.write(data)
+            except OSError as error:
+                self._error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Flushed by whoever opened the stream."""
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a file of ``torch.save``, by the CRC-32 that its zip holds of each record; None where nothing is."""
     try:
-        os.fsync(folder)
+        with zipfile.ZipFile(path) as archive:
+            record = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        return printable(f"{error}") or "no whole zip archive"
+    return None if record is None else f"the checksum of {printable(record)} does not match"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name: no second write. Both names are only ever replaced, never written into."""
+    """The same file under a second name: no second write. All names are only ever replaced, never written into."""
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
     except OSError:  # a file system without hard links
-        shutil.copyfile(source, temporary)
+        _copy(source, temporary)
     os.replace(temporary, target)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+        with open(target, "rb+") as stream:
+            os.fsync(stream.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
     """A checkpoint of ours, of apex's main_amp.py or of pytorch/examples, on the CPU.
 
     Those of the other two become ours with what they hold: weights, epoch, best accuracy, optimizer.
-    Raises UserError for a missing or unreadable file.
+    ``flag``: what the path was given to, for messages. Raises UserError for a missing or unreadable file.
     """
     if not path.is_file():
-        raise UserError(f"--resume {path}: no such file{_nearby(path)}")
+        raise UserError(f"{flag}{path}: no such file{_nearby(path)}")
+    # Old files of other scripts are no zip archives and hold no checksums.
+    damage = damage_of(path) if zipfile.is_zipfile(path) else None
+    if damage:
+        raise UserError(f"{flag}{path} cannot be read: it is damaged ({damage})")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = printable(f"{type(error).__name__}: {error}")
-        raise UserError(f"--resume {path} is damaged or holds more than tensors and plain values: {reason}") from error
+        content = read_tensor_file(path)
+    except TensorFileError as error:
+        raise UserError(f"{flag}{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise UserError(f"--resume {path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
+        raise UserError(f"{flag}{path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
     if "format" not in content:
         return _from_elsewhere(content)
-    lacking = [
-        key for key in ("config", "resolved", "optimizer", "precision", "rng", "epoch", "step") if key not in content
-    ]
+    lacking = [key for key, kind in _PARTS.items() if not isinstance(content.get(key), kind)]
     if lacking or not isinstance(content["format"], int):
         raise UserError(
-            f"--resume {path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
+            f"{flag}{path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
         )
     if content["format"] > FORMAT:
-        raise UserError(f"--resume {path} was written by a newer version of this script (format {content['format']})")
+        raise UserError(f"{flag}{path} was written by a newer version of this script (format {content['format']})")
     return content
-
-
-def printable(text: str, most: int = 160) -> str:
-    """Some text of another library on one line, without control characters."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:most]
 
 
 def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
@@ -104,54 +161,6 @@ def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
         "epoch": int(content.get("epoch", 0)),
         "best_acc1": float(best),
     }
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-    """The optimizer's state by position of the parameter: float32, contiguous, on the CPU."""
-    state = optimizer.state_dict()["state"]
-    return {index: {key: _for_file(value) for key, value in entry.items()} for index, entry in state.items()}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> bool:
-    """Load what ``optimizer_state`` or another script's file holds; False where it does not fit.
-
-    Hyperparameters stay the flags', dtype and memory format the parameters'.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entry in state.items():
-        buffer = entry.get("momentum_buffer")
-        if index >= len(parameters) or (isinstance(buffer, Tensor) and buffer.shape != parameters[index].shape):
-            return False
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    zero_missing_momentum(optimizer)
-    apply_to_optimizer_state(optimizer)
-    check_stride_orders(optimizer)
-    return True
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Generators of this rank."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def load_rng_state(states: list[dict[str, Tensor]], rank: int, world_size: int, device: torch.device) -> bool:
-    """Bring this rank's generators back; False where the file holds those of another world."""
-    if len(states) != world_size:
-        return False
-    torch.set_rng_state(states[rank]["cpu"])
-    if device.type == "cuda" and "cuda" in states[rank]:
-        torch.cuda.set_rng_state(states[rank]["cuda"], device)
-    return True
-
-
-def _for_file(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach().float() if value.is_floating_point() else value.detach()
-    return value.to("cpu", copy=True).contiguous()
 
 
 def _nearby(path: Path) -> str:

@@ -21,6 +21,7 @@ CPU_HEAPS = ("auto", "retain", "hugepages", "default")
 AUTO_AUGMENTS = ("ra", "ta_wide", "imagenet", "augmix")
 EXIF_RULES = ("apply", "ignore")
 BAD_IMAGE_POLICIES = ("fail", "skip")
+SAVE_ERROR_POLICIES = ("continue", "stop")
 DATA_CHECKS = ("headers", "full")
 
 
@@ -40,12 +41,13 @@ def check(config: TrainConfig) -> None:
 
 _AT_LEAST: dict[str, float] = {
     "synthetic_size": 1, "num_classes": 1, "image_size": 1, "val_image_size": 1, "val_resize": 1, "batch_size": 1,
-    "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
+    "global_batch_size": 1, "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
     "weight_decay": 0, "lr_gamma": 0, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
-    "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
+    "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
+    "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
 _UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay")
-_POSITIVE = ("clip_grad_norm", "lr_step_size")
+_POSITIVE = ("clip_grad_norm", "lr_step_size", "dist_timeout")
 _CHOICES = {
     "opt_level": OPT_LEVELS,
     "amp_dtype": AMP_DTYPES,
@@ -58,6 +60,7 @@ _CHOICES = {
     "exif_orientation": EXIF_RULES,
     "bad_images": BAD_IMAGE_POLICIES,
     "check_data": DATA_CHECKS,
+    "on_save_error": SAVE_ERROR_POLICIES,
 }
 
 

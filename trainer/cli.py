@@ -38,6 +38,8 @@ _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("synthetic", _ANY, ("data_dir", "val_labels", "class_map", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),
+    ("global_batch_size", _ANY, ("batch_size",)),
+    ("batch_size", _ANY, ("global_batch_size",)),
     ("lr_milestones", _ANY, ("lr_step_size",)),
     ("lr_step_size", _ANY, ("lr_milestones",)),
     ("lr_schedule", "cosine", ("lr_milestones", "lr_step_size")),
@@ -62,6 +64,8 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     config_file = flags.pop("config", None)
     flags.pop("local_rank", None)
     _take_positional(flags, extras, folders)
+    if "batch_size" in flags and "global_batch_size" in flags:
+        raise UserError("--batch-size is of one process and --global-batch-size of all: give one of them", True)
     from_file = {} if config_file is None else read_config_file(config_file)
     given = _overlay(from_file, typed(flags, from_file))
     config = _build(given)

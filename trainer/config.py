@@ -29,11 +29,15 @@ PER_START = (
     "bench_data",
     "json",
     "audit_layout",
+    "dist_timeout",
 )
 # Kept out of config.yaml for good: they say where, not what. (`config` and `local_rank` are no fields.)
 NOT_IN_FILE = ("output_dir", "resume")
 # `--resume auto` may take a run that differs in these: they change neither data nor results.
-MATCH_IGNORES = (*PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard")
+MATCH_IGNORES = (
+    *PER_START, "cpu_heap", "workers", "device", "print_freq", "tensorboard", "save_every_steps", "save_every_minutes",
+    "keep_checkpoints", "async_save", "on_save_error", "rewind",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class TrainConfig:
     hflip: float = 0.5
     crop_scale: tuple[float, float] = (0.08, 1.0)
     batch_size: int = 256
+    global_batch_size: int | None = None
     val_batch_size: int | None = None
     workers: int | None = None
     auto_augment: str | None = None
@@ -112,6 +117,12 @@ class TrainConfig:
     # run
     output_dir: str | None = None
     resume: str | None = None
+    save_every_steps: int | None = None
+    save_every_minutes: float = 15.0
+    keep_checkpoints: int = 3
+    async_save: bool = True
+    on_save_error: str | None = None
+    rewind: bool = False
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
     evaluate: bool = False
@@ -123,6 +134,7 @@ class TrainConfig:
     prof: int | None = None
     step_times: bool = False
     traceback: bool = False
+    dist_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         check(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,10 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.errors import RunError, UserError
+from trainer.errors import LostRank, RunError, UserError
 
 T = TypeVar("T")
 FAREWELL_SECONDS = 5.0
+# What gloo, NCCL and the store say of a rank that is silent, and of one that has gone.
+_SILENCE = ("Timed out waiting", "timed out after", "imeout after", "Wait timeout", "Application timeout")
+_PARTING = (
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "remote process exited",
+    "Connection refused", "recvValue failed", "sendBytes failed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,18 +73,33 @@ class Group:
         self._timeout = timedelta(seconds=timeout_s)
         self._host_group: Any = None  # None is the default group, gloo on a CPU
         self._calls = 0
+        self._at_close: list[Callable[[], None]] = []
         if ranks.world_size > 1:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            timeout = timedelta(seconds=timeout_s)
-            store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-            # torchrun keeps one store over restarts: without a prefix an attempt would meet the last one's addresses.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = dist.PrefixStore(f"attempt{attempt}", store)
-            options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
-            prefixed = dist.PrefixStore("group", self._store)
-            dist.init_process_group(
-                backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout, **options
-            )
+            try:
+                self._join()
+            except dist.DistError as error:
+                raise LostRank(
+                    f"rank {ranks.rank} of {ranks.world_size} did not meet the others within {timeout_s:g} s (--dist-timeout): start as "
+                    f"many processes as WORLD_SIZE says, and see that MASTER_ADDR and MASTER_PORT can be reached ({error})"
+                ) from error
+
+    def _join(self) -> None:
+        """Meet the other ranks. Raises dist.DistError where one does not come."""
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=self._timeout)))
+        # torchrun keeps one store over restarts: without a prefix an attempt would meet the last one's addresses.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefixed = dist.PrefixStore(f"attempt{attempt}", store)
+        options: dict[str, Any] = {"device_id": self.device} if backend == "nccl" else {}
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", prefixed),
+            rank=rank,
+            world_size=world_size,
+            timeout=self._timeout,
+            **options,
+        )
+        self._store = prefixed
 
     @property
     def is_main(self) -> bool:
@@ -101,8 +123,16 @@ class Group:
 
     def open_host_group(self) -> None:
         """Make ``sum_on_host`` possible on CUDA; every rank calls it."""
-        if self.active and self.device.type == "cuda" and self._host_group is None:
-            self._host_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        if self.device.type == "cuda" and self._host_group is None:
+            self._host_group = self.new_host_group()
+
+    def new_host_group(self) -> Any:
+        """A gloo group of all ranks, for tensors on the host; None in a world of one. Every rank calls it."""
+        return dist.new_group(backend="gloo", timeout=self._timeout) if self.active else None
+
+    def at_close(self, function: Callable[[], None]) -> None:
+        """Call ``function`` before the process group goes, where ranks end by agreement."""
+        self._at_close.append(function)
 
     def sum_on_host(self, values: list[int]) -> list[int]:
         """``values`` summed over ranks without the device taking part; on CUDA after ``open_host_group``."""
@@ -157,6 +187,24 @@ class Group:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
+    def lost_rank(self, error: Exception) -> LostRank | None:
+        """What an error of a collective means where it tells of another rank; None for any other error."""
+        text = str(error)
+        if not self.active or not isinstance(error, RuntimeError):
+            return None
+        if any(mark in text for mark in _SILENCE):
+            return LostRank(
+                f"another process of this run gave no answer for {self._timeout.total_seconds():g} s (--dist-timeout): it is "
+                "frozen, or its machine or network is; look at the processes that say nothing here, and raise "
+                "--dist-timeout where a step or a checkpoint takes that long"
+            )
+        if any(mark in text for mark in _PARTING):
+            return LostRank(
+                "another process of this run has ended: its own error, above or on its machine, says why; one that was "
+                "killed for memory leaves none (look at the kernel's log there)"
+            )
+        return None
+
     def close(self, agreed: bool) -> None:
         """Leave. Ranks that end by agreement wait for each other, 5 s at most, and ignore SIGTERM from
         here to their exit: torchrun terminates the others as soon as one has gone."""
@@ -165,6 +213,9 @@ class Group:
         if agreed:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._wait_for_all()
+            with contextlib.suppress(RuntimeError):  # a rank that has gone all the same
+                for function in self._at_close:
+                    function()
             if dist.is_initialized():
                 dist.destroy_process_group()
         self._store = None

@@ -1,25 +1,28 @@
-"""The loop: fit, one epoch, validation. Knows no flag and no level of precision."""
+"""The loop: fit, one epoch, the boundary between two steps. Knows no flag and no level of precision."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from trainer.boundary import Boundary
 from trainer.distributed import Group
+from trainer.errors import NonFiniteError
 from trainer.memory_format import describe_strides
 from trainer.metrics import Means, RunningSums, means_of
-from trainer.models import TrainingLoss, main_output
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
+from trainer.rewind import Rewinder
+from trainer.run_state import Progress, Saver
 from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
+from trainer.validation import ValBatches, Validation
 
 
 class TrainBatches(Protocol):
@@ -30,29 +33,6 @@ class TrainBatches(Protocol):
     @property
     def steps_in_epoch(self) -> int: ...
     def epoch(self, epoch: int, consumed: int = 0) -> tuple[Iterator[Plan], Iterator[tuple[Tensor, Tensor]]]: ...
-
-
-class ValBatches(Protocol):
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-
-class Saver(Protocol):
-    def save(self, progress: Progress, is_best: bool) -> None: ...
-
-
-@dataclass
-class Progress:
-    """Where a run is. ``step`` counts attempted updates, ``samples_in_epoch`` what the epoch has consumed."""
-
-    epoch: int = 0
-    step: int = 0
-    images_seen: int = 0
-    samples_in_epoch: int = 0
-    best_acc1: float = 0.0
-    best_epoch: int = -1
-    skipped_steps: int = 0
-    epoch_sums: list[float] = field(default_factory=lambda: [0.0] * 4)
 
 
 @dataclass(frozen=True)
@@ -85,33 +65,43 @@ class Engine:
         self.saver = saver
         self.profiler = profiler
         self.clock = Clock(group.device)
+        self.boundary = Boundary(group)
+        self.validation = Validation(stepper, group, report, self.clock, options.print_freq, self.boundary)
         self.progress = Progress()
         self.step_times = StepTimes(False, None, group)
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
+        self.rewinder: Rewinder | None = None
         self.first_step: FirstStep | None = None  # looks at the first batch and acts once its step is over
 
     def fit(self, train: TrainBatches, val: ValBatches) -> bool:
         """Train to the last epoch; True when the run is done, False when it was asked to stop before."""
-        progress = self.progress
-        self.stepper.start(progress.skipped_steps)
-        while progress.epoch < self.options.epochs:
-            if not self.train_one_epoch(train, val):
-                break
+        self.stepper.start(self.progress.skipped_steps, self.progress.bad_row)
+        if self.rewinder is not None:
+            self.saver.save(self.progress, is_best=False)  # somewhere to go back to
+        while self.progress.epoch < self.options.epochs:
+            try:
+                if not self.train_one_epoch(train, val):
+                    break
+            except NonFiniteError as error:
+                self._rewind(error)
+        self.saver.close()
         self._end_profile()
-        return progress.epoch >= self.options.epochs
+        return self.progress.epoch >= self.options.epochs
 
     def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
         """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
         progress = self.progress
         plans, batches = train.epoch(progress.epoch, progress.samples_in_epoch)
-        done = progress.samples_in_epoch // train.sampler.global_batch_size
-        steps = done + train.sampler.steps_left()
+        left = train.sampler.steps_left()
+        # The last step of an epoch may be a short one.
+        done = progress.samples_in_epoch // train.sampler.global_batch_size if left else train.steps_in_epoch
+        steps = done + left
         self.stepper.wrapped.train()
-        sums = RunningSums(self.group.device, progress.epoch_sums)
+        sums = RunningSums(self.group.device, progress.epoch_sums, progress.window_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done, self.step_times.enabled)
-        self.step_times.start(timer)
+        self.step_times.start(timer, sums)
         self._announce(timer, steps - done)
         self.report.console.start_bar(f"epoch {progress.epoch}", steps, done)
         position = progress.epoch * train.steps_in_epoch
@@ -120,7 +110,10 @@ class Engine:
             # Forward, backward and update.
             self.profiler.before_step(self._steps_here)
             lr = self.schedule(position + index)
-            taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+            if progress.leaves_out(progress.step):
+                taken = self.stepper.leave_out(plan, batches, timer)
+            else:
+                taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
             self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
             logged = self._is_logged(index, steps)
@@ -130,14 +123,24 @@ class Engine:
             if self._steps_here == 1 and self.first_step is not None:
                 with timer.paused():
                     self.first_step.after_first_step(timer.compute_seconds())
-            if self._stop and index + 1 < steps:
+            if self._cross_boundary(sums, self._stop and index + 1 < steps):
                 return self._leave()
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
         val_means = self.validate(val)
+        if val_means is None:  # asked to stop: the next start validates
+            self._save(sums)
+            return self._leave()
         self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
         return not self._stop or self._leave()
+
+    def _rewind(self, error: NonFiniteError) -> None:
+        if self.rewinder is None:
+            raise error
+        self.report.console.end_bar()
+        self.saver.join()
+        self.progress = self.rewinder.go_back(error, self.progress)
 
     def _end_profile(self) -> None:
         self.profiler.finish()
@@ -160,14 +163,14 @@ class Engine:
         self.report.console.advance()
 
     def _is_logged(self, index: int, steps: int) -> bool:
-        return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps or self._stop
+        return index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == steps
 
     def _log(self, index: int, steps: int, lr: float, sums: RunningSums, timer: StepTimer) -> Health:
         progress = self.progress
         window = means_of(sums.take(self.group))
         progress.epoch_sums = sums.total
         health = self.stepper.health()
-        progress.skipped_steps = health.skipped_steps
+        progress.skipped_steps, progress.bad_row = health.skipped_steps, health.guard.row
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
         return health
 
@@ -177,62 +180,44 @@ class Engine:
         if is_best:
             progress.best_acc1, progress.best_epoch = val.acc1, progress.epoch
         self.report.epoch(progress, lr, train, val, timer, dropped)
-        progress.epoch += 1
-        progress.samples_in_epoch = 0
-        progress.epoch_sums = [0.0] * 4
+        progress.start_epoch(progress.epoch + 1)
         self.saver.save(progress, is_best)
         self._epochs_here += 1
         self._stop |= self._epochs_here == self.options.stop_after_epochs
 
+    def validate(self, val: ValBatches) -> Means | None:
+        """None where the run is asked to stop."""
+        return self.validation.run(val)
+
+    def _cross_boundary(self, sums: RunningSums, stopping: bool) -> bool:
+        """Between two steps: save where that is due, by rank 0's clock too. True where the run is to leave,
+        since ``stopping`` says so or a signal."""
+        self.saver.check()
+        decision = self.boundary.cross(self.saver.due_by_clock())
+        leave = stopping or decision.stop > 0
+        if leave or decision.save or self.saver.due_by_step(self.progress.step):
+            self._save(sums)
+        return leave
+
+    def _save(self, sums: RunningSums) -> None:
+        """Save inside an epoch. Waits for the device; raises where the guard holds what must not be saved."""
+        progress = self.progress
+        health = self.stepper.health()
+        self.stepper.raise_if_non_finite(health)
+        progress.skipped_steps, progress.bad_row = health.skipped_steps, health.guard.row
+        progress.window_sums = sums.window().tolist()
+        self.saver.save(progress, is_best=False)
+
     def _leave(self) -> bool:
-        """Save inside an epoch (its end has saved already) and say how far the run came."""
+        """Say how far the run came; it is saved already."""
         progress = self.progress
         self.report.console.end_bar()
         self.step_times.write(progress.epoch, progress.skipped_steps)
-        if progress.samples_in_epoch:
-            self.group.broadcast_buffers(self.stepper.model)
-            self.saver.save(progress, is_best=False)
         if progress.epoch < self.options.epochs:
             self.report.console.say(
                 f"stopped after step {progress.step} (epoch {progress.epoch}) as asked; --resume goes on from there"
             )
         return False
-
-    @torch.no_grad()
-    def validate(self, val: ValBatches) -> Means:
-        """Loss and accuracy over every validation image once, on the plain module with rank 0's statistics."""
-        model, precision = self.stepper.model, self.stepper.precision
-        self.group.broadcast_buffers(model)
-        self.stepper.buffers.accept()
-        model.eval()
-        criterion, sums = TrainingLoss(), RunningSums(self.group.device)
-        timer = StepTimer(self.clock, 0, len(val))
-        self.report.console.start_bar("validation", len(val))
-        for index, (images, target) in enumerate(val):
-            if len(target):  # not all of the batch's images were bad ones
-                with precision.autocast():
-                    output = main_output(model(images))
-                sums.add(criterion(output, target), output, target)
-            timer.step_done(len(target) * self.group.world_size)
-            self.report.console.advance()
-            if self.group.is_main and (
-                index == 0 or (index + 1) % self.options.print_freq == 0 or index + 1 == len(val)
-            ):
-                window = means_of(sums.take())
-                self.report.val_step((index + 1, len(val)), (window, means_of(sums.total)), timer)
-        self.report.console.end_bar()
-        self._settle_bad_images()
-        means = means_of(sums.total_over(self.group))
-        self.report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
-        return means
-
-    def _settle_bad_images(self) -> None:
-        bad = self.stepper.bad_images
-        if bad is not None:
-            bad.settle("val", 0)
-            news = bad.news()
-            if news:
-                self.report.console.notice(news)
 
     def _announce(self, timer: StepTimer, steps: int) -> None:
         if steps and timer.shortened and self._epochs_here == 0:

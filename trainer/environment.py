@@ -1,21 +1,17 @@
-"""Seeds, threads, backend switches; the settings chosen at the start; the snapshot of what ran where."""
+"""Seeds, threads, backend switches; the settings chosen at the start."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
-from trainer.hardware import default_workers, describe_device, usable_cores
+from trainer.hardware import default_workers, usable_cores
 from trainer.levels import DTYPES, level_options
 from trainer.optim import default_milestones, default_warmup
 from trainer.weights import Preset, preset_of
@@ -109,6 +105,7 @@ def _resolve_run(
         )
     if config.sync_bn and device.type != "cuda":
         raise UserError("--sync-bn needs CUDA: torch has no synchronized batch norm for a CPU; drop the flag")
+    config = config.replace(batch_size=_batch_size(config, ranks))
     return config.replace(
         synthetic=not config.has_files,
         device=device.type,
@@ -117,6 +114,20 @@ def _resolve_run(
         workers=default_workers(usable_cores(), ranks.local_world_size) if config.workers is None else config.workers,
         val_batch_size=config.val_batch_size or config.batch_size,
     )
+
+
+def _batch_size(config: TrainConfig, ranks: Ranks) -> int:
+    """Images a batch of one process: as given, or its part of --global-batch-size."""
+    if config.global_batch_size is None:
+        return config.batch_size
+    parts = ranks.world_size * config.grad_accum_steps
+    if config.global_batch_size % parts:
+        near = max(1, round(config.global_batch_size / parts)) * parts
+        raise UserError(
+            f"--global-batch-size {config.global_batch_size} does not divide into {ranks.world_size} processes x "
+            f"{config.grad_accum_steps} batches a step (--grad-accum-steps): take {near}, or another number of processes",
+        )
+    return config.global_batch_size // parts
 
 
 def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
@@ -228,32 +239,3 @@ def set_backends(device: torch.device, deterministic: bool, tf32: bool) -> None:
         precision = "tf32" if tf32 else "ieee"
         torch.backends.cuda.matmul.fp32_precision = precision
         torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
-
-
-def snapshot(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Versions, hardware, git revision and command line, as plain types."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "folder": os.getcwd(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
-        "git_revision": _git_revision(),
-        "world_size": ranks.world_size,
-        "threads": torch.get_num_threads(),
-        **describe_device(device),
-    }
-
-
-def _git_revision() -> str | None:
-    here = str(Path(__file__).parent)
-    try:
-        found = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

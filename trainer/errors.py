@@ -13,6 +13,7 @@ EXIT_NON_FINITE = 3
 EXIT_OUT_OF_MEMORY = 4
 EXIT_BAD_DATA = 5
 EXIT_INTERRUPTED = 130
+EXIT_PREEMPTED = 143
 # Codes of failures that a restart meets again.
 LASTING = (EXIT_USER, EXIT_NON_FINITE, EXIT_BAD_DATA)
 
@@ -25,6 +26,8 @@ class RunError(Exception):
     """
 
     exit_code = EXIT_ERROR
+    state = "failed"  # in status.json
+    label = "error"  # before the sentence on stderr
 
     def __init__(self, message: str, on_every_rank: bool = False) -> None:
         super().__init__(message)
@@ -41,6 +44,11 @@ class NonFiniteError(RunError):
     """Training met a NaN or an infinity that it must not go on from. Exit code 3."""
 
     exit_code = EXIT_NON_FINITE
+
+    def __init__(self, message: str, on_every_rank: bool = False, steps: tuple[int, int] | None = None) -> None:
+        """``steps``: the first bad step and the last, 0-based."""
+        super().__init__(message, on_every_rank)
+        self.steps = steps
 
 
 class OutOfMemory(RunError):
@@ -64,3 +72,18 @@ class LastingError(RunError):
 
     def __reduce__(self) -> tuple[type[LastingError], tuple[str, int]]:
         return type(self), (str(self), self.exit_code)
+
+
+class Preempted(RunError):
+    """A run that stops because a signal asked it to, on every rank alike."""
+
+    state = "preempted"
+    label = "stopped"
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message, on_every_rank=True)
+        self.exit_code = exit_code
+
+
+class LostRank(RunError):
+    """Another process of the run has ended or does not answer. Exit code 1: a restart may go better."""

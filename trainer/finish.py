@@ -11,7 +11,7 @@ import torch
 
 from trainer.config import KEYS, NOT_IN_FILE, PER_START, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
-from trainer.errors import OutOfMemory
+from trainer.errors import OutOfMemory, Preempted
 from trainer.exits import Session
 from trainer.hardware import peak_memory_gib
 from trainer.progress import duration
@@ -20,14 +20,17 @@ from trainer.progress import duration
 def fit(
     engine: Engine, train: TrainBatches, val: ValBatches, config: TrainConfig, session: Session
 ) -> tuple[str, str | None]:
-    """Train to the end or to where the run was asked to stop; returns state and reason."""
+    """Train to the end or to where the run was asked to stop; returns state and reason. Raises Preempted where it
+    was asked by a signal."""
     started, progress = time.perf_counter(), engine.progress
     if progress.epoch >= engine.options.epochs:
         engine.report.console.say(
             f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done; --epochs N goes on"
         )
+    _catch_signals(engine, session)
     with memory_errors_named(config, engine.group.device):
         done = engine.fit(train, val)
+    progress = engine.progress  # another one after a rewind
     if session.files is not None and done:
         settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
         session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1}, progress.step)
@@ -40,7 +43,18 @@ def fit(
     engine.report.console.say(
         f"{'Done' if done else 'Stopped'}: {best}; {duration(time.perf_counter() - started)}{where}"
     )
+    if engine.boundary.reason is not None and not done:
+        raise Preempted(
+            f"{engine.boundary.reason.name}: saved after step {progress.step} (epoch {progress.epoch}); --resume goes on from there",
+            engine.boundary.reason.exit_code,
+        )
     return ("done", None) if done else ("preempted", "stopped as asked, before the last epoch")
+
+
+def _catch_signals(engine: Engine, session: Session) -> None:
+    """From here to the end of the process' work; before, a signal ends it at once, as there is nothing to save."""
+    session.signals = engine.boundary.signals
+    session.signals.install()
 
 
 @contextlib.contextmanager
@@ -60,9 +74,15 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
         ) from error
 
 
-def evaluate(engine: Engine, val: ValBatches) -> tuple[str, str | None]:
-    """Validate once and record the result in the run's own folder."""
+def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
+    """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
+    _catch_signals(engine, session)
     means, progress = engine.validate(val), engine.progress
+    if means is None:
+        assert engine.boundary.reason is not None
+        raise Preempted(
+            f"{engine.boundary.reason.name}: stopped inside the validation", engine.boundary.reason.exit_code
+        )
     record: dict[str, Any] = {
         "epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen,
         "val_loss": means.loss, "val_acc1": means.acc1, "val_acc5": means.acc5, "val_images": means.images,

@@ -19,10 +19,11 @@ _ALIGNMENT = 64  # elements between buffers in the flat copy: cuDNN wants aligne
 class GuardReport:
     """Host copy of the guard's counts since the start of the run's process (or the loaded state).
 
-    Steps are -1 where there was no bad one; rates are those these steps had.
+    ``row``: bad steps in a row up to now. Steps are -1 where there was no bad one; rates are those these steps had.
     """
 
     skipped: int
+    row: int
     longest_row: int
     first_bad_step: int
     first_bad_lr: float
@@ -63,13 +64,17 @@ class StepGuard:
 
     def report(self) -> GuardReport:
         """Read the counts; waits for the device."""
-        counts = torch.stack([self._skipped, self._longest])
-        skipped, longest, first, first_lr, last, last_lr = torch.cat([counts, self._first, self._last]).tolist()
-        return GuardReport(int(skipped), int(longest), int(first), first_lr, int(last), last_lr)
+        counts = torch.stack([self._skipped, self._row, self._longest])
+        skipped, row, longest, first, first_lr, last, last_lr = torch.cat([counts, self._first, self._last]).tolist()
+        return GuardReport(int(skipped), int(row), int(longest), int(first), first_lr, int(last), last_lr)
 
-    def restore_skipped(self, skipped: int) -> None:
-        """Go on counting where a checkpoint left off."""
+    def restore(self, skipped: int, row: int) -> None:
+        """Go on counting where a checkpoint left off, with no bad step known."""
         self._skipped.fill_(float(skipped))
+        self._row.fill_(float(row))
+        self._longest.fill_(float(row))
+        self._first.fill_(-1.0)
+        self._last.fill_(-1.0)
 
 
 def poison(loss: Tensor) -> Tensor:

@@ -24,12 +24,15 @@ class Means:
 class RunningSums:
     """Sums of loss, correct@1, correct@5 and images over batches, on the device; ``total`` on the host.
 
+    ``window``: what was added and not yet taken when a run was saved.
     A non-finite loss stays in the sums: a mean that holds one is not a number, and says so.
     """
 
-    def __init__(self, device: torch.device, total: list[float] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, total: list[float] | None = None, window: list[float] | None = None
+    ) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._window = torch.zeros(4, dtype=dtype, device=device)
+        self._window = torch.tensor(window or [0.0] * 4, dtype=dtype, device=device)
         self.total = list(total or [0.0] * 4)
 
     @torch.no_grad()

@@ -5,6 +5,8 @@ The training loop has no branch on the level; what each stands for is in ``train
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -138,17 +140,16 @@ class Precision:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._stepped if parameter.grad is not None]
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The model for a file: float32 (masters where there are some), contiguous, on the CPU."""
+    def model_state(self, model: nn.Module, take: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
+        """The model for a file: the masters where there are some. ``take``: from a name and a tensor to what the
+        file gets of it."""
         masters = {id(half): master for half, master in self.masters}
         state: dict[str, Any] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, Tensor):  # a module's extra state
-                state[name] = tensor
-                continue
-            value = masters.get(id(tensor), tensor).detach()
-            value = value.float() if value.is_floating_point() else value
-            state[name] = value.to("cpu", copy=True).contiguous()
+            if isinstance(tensor, Tensor):
+                state[name] = take(name, masters.get(id(tensor), tensor).detach())
+            else:
+                state[name] = copy.deepcopy(tensor)  # a module's extra state
         return state
 
     @torch.no_grad()

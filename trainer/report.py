@@ -13,7 +13,8 @@ from trainer.step import Health
 from trainer.timing import StepTimer
 
 if TYPE_CHECKING:
-    from trainer.engine import Progress
+    from trainer.checkpoint_writer import Written
+    from trainer.run_state import Progress
 
 
 class Reporter:
@@ -91,6 +92,21 @@ class Reporter:
         if self.files is not None:
             self.files.add_epoch(record)
             self.files.flush()
+
+    def saved(self, written: Written, background: bool) -> None:
+        """A checkpoint is on disk."""
+        assert written.path is not None
+        size = written.path.stat().st_size / 2**20 if written.path.exists() else 0.0
+        pause = written.paused + (0.0 if background else written.seconds)
+        self.console.say(
+            f"saved {written.path.name} ({size:.1f} MiB): training paused {1000 * pause:.1f} ms, written "
+            f"{'in the background ' if background else ''}in {1000 * written.seconds:.0f} ms"
+        )
+        if self.files is not None:
+            self.files.add_save(
+                {"epoch": written.epoch, "step": written.step, "save_pause_ms": 1000 * pause,
+                 "save_write_ms": 1000 * written.seconds, "checkpoint_mib": size}
+            )  # fmt: skip
 
     def _input_bound(self, record: dict[str, Any]) -> str | None:
         if self._workers is None:

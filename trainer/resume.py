@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import read_checkpoint
+from trainer.checkpoint_folder import newest_whole
 from trainer.checks import flag_of
 from trainer.cli import Request, merge_with_checkpoint
 from trainer.config import PER_START, TrainConfig
@@ -19,6 +20,7 @@ from trainer.run_folder import (
     RUNS,
     asks_the_same,
     find_resumable,
+    has_checkpoint,
     newest_run,
     read_json,
     run_of_checkpoint,
@@ -49,17 +51,19 @@ def find_start(request: Request, group: Group) -> Start:
     read: list[dict[str, Any]] = []  # rank 0 reads while it decides
 
     def find() -> tuple[Path | None, Path | None, list[str]]:
-        path, lines = _find_checkpoint(config)
+        path, content, lines = _find_checkpoint(config)
         if path is None:
             return None, _folder_to_begin_in(config), lines
-        read.append(read_checkpoint(path))
+        read.append(read_checkpoint(path) if content is None else content)
         return path, None, lines
 
     path, folder, lines = group.on_main(find)
     if path is None:
         return Start(config, folder=folder, lines=lines)
     content = read[0] if read else read_checkpoint(path)
-    merged = merge_with_checkpoint(request.given, content["config"])
+    # A validation reads running statistics: nothing to synchronise, and no CUDA needed for it.
+    saved = {**content["config"], "sync_bn": False} if config.evaluate else content["config"]
+    merged = merge_with_checkpoint(request.given, saved)
     if not config.evaluate:
         _refuse_another_model(merged, content)
         folder = _folder_to_go_on_in(config, path)
@@ -67,31 +71,51 @@ def find_start(request: Request, group: Group) -> Start:
     return Start(merged, content, path, folder, lines)
 
 
-def _find_checkpoint(config: TrainConfig) -> tuple[Path | None, list[str]]:
+Found = tuple[Path | None, dict[str, Any] | None, list[str]]
+
+
+def _find_checkpoint(config: TrainConfig) -> Found:
+    """The file to go on from, its content where that was read already, and lines for the log."""
     assert config.resume is not None
     if config.resume != "auto":
-        path = Path(config.resume)
-        if path.is_dir():
-            path = path / "checkpoints" / LAST if (path / "checkpoints").is_dir() else path / LAST
-        return path, []
+        given = Path(config.resume)
+        if given.is_dir():
+            given = given / "checkpoints" / LAST if (given / "checkpoints").is_dir() else given / LAST
+        return given, None, []
     if config.evaluate:  # --output-dir is then the evaluation's own
-        run = newest_run(config, done_too=True)
-        if run is None:
-            raise UserError(
-                f"-e --resume auto: no run below {RUNS}/ has a checkpoint and asked for the same; give --resume a path"
-            )
-        return run / "checkpoints" / LAST, [f"--resume auto: validating {run}"]
+        return _find_to_evaluate(config)
     if config.output_dir:
-        path = Path(config.output_dir) / "checkpoints" / LAST
-        if path.exists():
-            return path, []
-        return None, [f"--resume auto: no checkpoint in {config.output_dir}, starting from scratch"]
-    run = find_resumable(config)
-    if run is None:
-        return None, [
-            f"--resume auto: no run below {RUNS}/ that is not done and asked for the same; starting from scratch"
-        ]
-    return run / "checkpoints" / LAST, [f"--resume auto: going on with {run}"]
+        folder = Path(config.output_dir)
+        path, content, lines = newest_whole(folder / "checkpoints")
+        if path is None:
+            kind = "whole checkpoint" if has_checkpoint(folder) else "checkpoint"
+            lines.append(f"--resume auto: no {kind} in {folder}, starting from scratch")
+        return path, content, lines
+    passed: list[str] = []
+    for run in find_resumable(config):
+        path, content, lines = newest_whole(run / "checkpoints")
+        passed += lines
+        if path is not None:
+            return path, content, [*passed, f"--resume auto: going on with {run}"]
+    return (
+        None,
+        None,
+        [
+            *passed,
+            f"--resume auto: no run below {RUNS}/ that is not done, asked for the same and has a whole checkpoint; "
+            "starting from scratch",
+        ],
+    )
+
+
+def _find_to_evaluate(config: TrainConfig) -> Found:
+    run = newest_run(config, done_too=True)
+    path, content, lines = newest_whole(run / "checkpoints") if run is not None else (None, None, [])
+    if path is None:
+        raise UserError(
+            f"-e --resume auto: no run below {RUNS}/ has a whole checkpoint and asked for the same; give --resume a path"
+        )
+    return path, content, [*lines, f"--resume auto: validating {run}"]
 
 
 def _end_a_pointless_restart(config: TrainConfig) -> None:
@@ -142,9 +166,9 @@ def check_classes(start: Start, config: TrainConfig, classes: Sequence[str]) -> 
         return
     count = start.saved_resolved["num_classes"]
     if count != config.num_classes:
+        remedy = "give a DIR with its classes, or --class-map" if config.evaluate else "start from --weights instead"
         raise UserError(
-            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: start from --weights instead",
-            True,
+            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: {remedy}", True
         )
     if list(saved) != list(classes) and not config.synthetic:
         name = next((name for name in [*saved, *classes] if name not in saved or name not in classes), saved[0])

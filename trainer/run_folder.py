@@ -56,10 +56,9 @@ class RunFolder:
         }
         write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
 
-    def failure_code(self) -> int | None:
-        """The exit code of a rank of this start that has failed already."""
-        status = read_json(self.path / "status.json")
-        return status.get("exit_code") if status.get("state") == "failed" else None
+    def has_failed(self) -> bool:
+        """Whether a rank of this start has written so."""
+        return read_json(self.path / "status.json").get("state") == "failed"
 
     def release(self) -> None:
         if self._lock is not None:
@@ -99,20 +98,24 @@ def new_run_path(arch: str, opt_level: str, memory_format: str) -> Path:
             raise UserError(f"cannot make the run folder {free}: {error.strerror or error}") from error
 
 
-def find_resumable(config: TrainConfig, runs: Path | None = None) -> Path | None:
-    """The newest run below ``runs`` that is not done, not locked, has a checkpoint and asked for the same."""
+def find_resumable(config: TrainConfig, runs: Path | None = None) -> Iterator[Path]:
+    """The runs below ``runs`` that are not done, not locked, have a checkpoint and asked for the same, newest first."""
     for path in _matching_runs(config, runs, done_too=False):
-        lock = _try_lock(path) if (path / "checkpoints" / LAST).exists() else None
+        lock = _try_lock(path) if has_checkpoint(path) else None
         if lock is not None:
             _unlock(lock)
-            return path
-    return None
+            yield path
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run folder holds a checkpoint, whole or not."""
+    return any((path / "checkpoints").glob("*.pt"))
 
 
 def newest_run(config: TrainConfig, done_too: bool = False) -> Path | None:
     """The newest run that asked for the same, whatever is left of it; with ``done_too`` one with a checkpoint."""
     runs = _matching_runs(config, None, done_too)
-    return next((run for run in runs if not done_too or (run / "checkpoints" / LAST).exists()), None)
+    return next((run for run in runs if not done_too or has_checkpoint(run)), None)
 
 
 def _matching_runs(config: TrainConfig, runs: Path | None, done_too: bool) -> Iterator[Path]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.append_file import AppendFile, tell_failed_write
+from trainer.event_files import EventFiles
 from trainer.run_folder import write_atomically
 
 SUMMARY_COLUMNS = (
@@ -41,6 +44,8 @@ EPOCH_TAGS = {
     "val/acc1": "val_acc1",
     "val/acc5": "val_acc5",
 }
+
+SAVE_TAGS = {"save/pause_ms": "save_pause_ms", "save/write_ms": "save_write_ms"}
 
 
 class Console:
@@ -85,106 +90,67 @@ class Console:
 
 
 class RunFiles:
-    """metrics.jsonl, summary.csv and the event file of a run folder.
+    """metrics.jsonl, summary.csv and the event file of a run folder; a full disk does not end the training.
 
-    On a resume, what was written after step ``resumed_step`` is taken out, so that no step stands
-    twice. TensorBoard is imported at the first point, not before the first step.
+    On a resume, what was written after step ``resumed_step`` is taken out, so that no step stands twice.
     """
 
     def __init__(self, folder: Path, tensorboard: bool, resumed_step: int | None = None) -> None:
         self._folder = folder
-        self._wants_tensorboard = tensorboard
-        self._purge_step = None if resumed_step is None else resumed_step + 1
-        self._writer: Any = None
-        self._texts: dict[str, str] = {}
+        self._events = EventFiles(folder, tensorboard, None if resumed_step is None else resumed_step + 1)
         if resumed_step is not None:
             _keep_until(folder, resumed_step)
-        self._jsonl = open(folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        new_summary = not (folder / "summary.csv").exists()
-        self._summary = open(folder / "summary.csv", "a", newline="", encoding="utf-8")  # noqa: SIM115
-        self._rows = csv.DictWriter(self._summary, SUMMARY_COLUMNS, extrasaction="ignore")
-        if new_summary:
-            self._rows.writeheader()
-            self._summary.flush()
+        self._jsonl = AppendFile(folder / "metrics.jsonl")
+        self._summary = AppendFile(folder / "summary.csv")
+        if not (folder / "summary.csv").exists():
+            self._summary.append(",".join(SUMMARY_COLUMNS) + "\r\n")
 
     def add_step(self, record: dict[str, Any]) -> None:
         self._write_json({"kind": "step", **record})
-        self._write_points(STEP_TAGS, record)
+        self._events.add_points(STEP_TAGS, record)
 
     def add_epoch(self, record: dict[str, Any]) -> None:
         self._write_json({"kind": "epoch", **record})
-        self._rows.writerow({key: _csv_value(record.get(key)) for key in SUMMARY_COLUMNS})
-        self._summary.flush()
-        self._write_points(EPOCH_TAGS, record)
+        row = io.StringIO()
+        csv.writer(row).writerow(_csv_value(record.get(key)) for key in SUMMARY_COLUMNS)
+        self._summary.append(row.getvalue())
+        self._events.add_points(EPOCH_TAGS, record)
+
+    def add_save(self, record: dict[str, Any]) -> None:
+        """A checkpoint and what it cost the training."""
+        self._write_json({"kind": "save", **record})
+        self._events.add_points(SAVE_TAGS, record)
+
+    def rewind(self, step: int, record: dict[str, Any]) -> None:
+        """Take out what was written after ``step``, to which the run goes back; ``record`` says why."""
+        for file in (self._jsonl, self._summary):
+            file.forget()
+        try:
+            _keep_until(self._folder, step)
+        except OSError as error:
+            tell_failed_write(self._folder / "metrics.jsonl", error)
+        self._events.purge(step + 1)
+        self._write_json({"kind": "rewind", **record})
 
     def add_later(self, tag: str, text: str) -> None:
-        """Text for TensorBoard, written with the first point: its import must not delay the first step."""
-        self._texts[tag] = text
+        self._events.add_later(tag, text)
 
     def add_text(self, tag: str, text: str) -> None:
-        """Text for TensorBoard, now or with the first point."""
-        if self._writer is None:
-            self.add_later(tag, text)
-        else:
-            self._writer.add_text(tag, _as_code(text), self._purge_step or 0)
+        self._events.add_text(tag, text)
 
     def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float], step: int) -> None:
-        """hparams through the run's own writer: ``SummaryWriter.add_hparams`` would start a second event file."""
-        writer = self._tensorboard()
-        if writer is None:
-            return
-        from torch.utils.tensorboard.summary import hparams
-
-        plain = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in settings.items()
-        }
-        for summary in hparams(plain, metrics):
-            writer.file_writer.add_summary(summary)
-        for tag, value in metrics.items():
-            writer.add_scalar(tag, value, step)
+        self._events.add_hparams(settings, metrics, step)
 
     def flush(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        self._events.flush()
 
     def close(self) -> None:
-        self._jsonl.close()
-        self._summary.close()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        for file in (self._jsonl, self._summary):
+            file.append("")  # what is still to be written
+        self._events.close()
 
     def _write_json(self, record: dict[str, Any]) -> None:
-        self._jsonl.write(json.dumps({key: _json_value(value) for key, value in record.items()}) + "\n")
-        self._jsonl.flush()
-
-    def _write_points(self, tags: dict[str, str], record: dict[str, Any]) -> None:
-        writer = self._tensorboard()
-        if writer is None:
-            return
-        for tag, key in tags.items():
-            if record.get(key) is not None:
-                writer.add_scalar(tag, record[key], record["step"])
-
-    def _tensorboard(self) -> Any:
-        if self._writer is None and self._wants_tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                self._wants_tensorboard = False
-                print(
-                    "note: tensorboard is not installed, so no event file is written (pip install tensorboard)",
-                    flush=True,
-                )
-                return None
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
-            for tag, text in self._texts.items():
-                self._writer.add_text(tag, _as_code(text), (self._purge_step or 1) - 1)
-        return self._writer
-
-
-def _as_code(text: str) -> str:
-    return "    " + text.replace("\n", "\n    ")
+        self._jsonl.append(json.dumps({key: _json_value(value) for key, value in record.items()}) + "\n")
 
 
 def _keep_until(folder: Path, step: int) -> None:

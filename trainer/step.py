@@ -104,10 +104,10 @@ class Stepper:
         self._norm = torch.zeros((), device=group.device)
         self._checked = False
 
-    def start(self, skipped_steps: int) -> None:
+    def start(self, skipped_steps: int, bad_row: int = 0) -> None:
         """Take the present buffers as good and go on counting skipped steps from a checkpoint's."""
         self.buffers.accept()
-        self._guard.restore_skipped(skipped_steps)
+        self._guard.restore(skipped_steps, bad_row)
 
     def step(
         self,
@@ -144,6 +144,12 @@ class Stepper:
         with profiler.range("optimizer"):
             self._update(step, lr)
         return taken
+
+    def leave_out(self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer) -> int:
+        """Pass over the batches of ``plan``; returns the images it took, which is none."""
+        for _ in self._load(plan, batches, timer):
+            pass
+        return 0
 
     def _load(self, plan: Plan, batches: Iterator[tuple[Tensor, Tensor]], timer: StepTimer) -> Iterator[Loaded]:
         for position, size in enumerate(plan.batch_sizes):
@@ -201,6 +207,7 @@ class Stepper:
                 f"non-finite loss or gradient at step {report.first_bad_step} (learning rate {report.first_bad_lr:g}, "
                 f"loss scale {scale:g}): the weights are those before it; lower --lr or look at the data{hint}",
                 on_every_rank=True,
+                steps=(report.first_bad_step, report.last_bad_step),
             )
         if self.precision.dynamic and (report.longest_row >= LONGEST_ROW or scale < 1):
             raise NonFiniteError(
@@ -208,6 +215,7 @@ class Stepper:
                 f"loss scale {scale:g}) had non-finite gradients: none reached the weights; lower --lr, clip with "
                 "--clip-grad-norm, or look at the data",
                 on_every_rank=True,
+                steps=(report.last_bad_step - max(0, report.longest_row - 1), report.last_bad_step),
             )
 
     def _reduced_with(self, last: bool) -> contextlib.AbstractContextManager[Any]:

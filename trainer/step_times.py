@@ -34,16 +34,19 @@ class StepTimes:
         self._folder = folder
         self._group = group
         self._timer: StepTimer | None = None
+        # Windows of running sums; the first is what an epoch begins with, True says that a window holds one step alone.
         self._sums: list[tuple[Tensor, bool]] = []
-        self._fresh = True
+        self._fresh = False
 
-    def start(self, timer: StepTimer) -> None:
-        """A new epoch, timed by ``timer``."""
-        self._timer, self._sums, self._fresh = timer, [], True
+    def start(self, timer: StepTimer, sums: RunningSums) -> None:
+        """A new epoch, timed by ``timer``, or the rest of one, of whose last window ``sums`` may hold a part."""
+        self._timer, self._sums, self._fresh = timer, [], False
+        if self.enabled:
+            self._sums = [(sums.window(), False)]
 
     def add(self, sums: RunningSums, logged: bool) -> None:
         """After each step, before its sums are taken where it is ``logged``."""
-        if self.enabled and len(self._sums) < LOSSES_KEPT:
+        if self.enabled and len(self._sums) <= LOSSES_KEPT:
             self._sums.append((sums.window(), self._fresh))
             self._fresh = logged
 
@@ -73,8 +76,8 @@ class StepTimes:
             return []
         rows = self._group.sum(torch.stack([window for window, _ in self._sums])).tolist()
         losses: list[float | None] = []
-        before = [0.0] * 4
-        for row, (_, fresh) in zip(rows, self._sums, strict=True):
+        before = rows[0]
+        for row, (_, fresh) in zip(rows[1:], self._sums[1:], strict=True):
             own = row if fresh else [now - then for now, then in zip(row, before, strict=True)]
             loss = means_of(own).loss
             losses.append(loss if math.isfinite(loss) else None)

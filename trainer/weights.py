@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trainer.errors import UserError
 from trainer.models import WITH_AUX, timm_package
+from trainer.tensor_file import TensorFileError, read_tensor_file
 
 COUNTER = ".num_batches_tracked"
 
@@ -118,10 +118,9 @@ def _read_file(path: str) -> Any:
     if not os.path.isfile(path):
         raise UserError(f"--weights {path}: neither a file nor the name of weights of this architecture", True)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--weights {path} is no readable weights file: {reason}", True) from error
+        return read_tensor_file(path)
+    except TensorFileError as error:
+        raise UserError(f"--weights {path} is no readable weights file: {error}", True) from error
 
 
 def _preset_of_file(path: str) -> Preset:

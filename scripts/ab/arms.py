@@ -20,6 +20,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "amp_dtype": ("loss_scale",),
     "device": ("opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "cpu_heap"),
     "batch_size": ("val_batch_size",),
+    "global_batch_size": ("batch_size", "val_batch_size"),
     "image_size": ("val_image_size", "val_resize"),
     "val_image_size": ("val_resize",),
     "epochs": ("lr_milestones", "lr_warmup_epochs"),
@@ -36,6 +37,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
     "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
+    "dist_timeout",
 }  # fmt: skip
 
 

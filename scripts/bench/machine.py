@@ -40,7 +40,7 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from trainer.distributed import Ranks
-    from trainer.environment import snapshot
+    from trainer.snapshot import snapshot
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {

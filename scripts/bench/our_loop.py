@@ -14,12 +14,13 @@ from torch import Tensor
 
 from data.sampler import StepPlan, StepSampler
 from trainer.distributed import Group
-from trainer.engine import Engine, LoopOptions, Progress
+from trainer.engine import Engine, LoopOptions
 from trainer.metrics import Means
 from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.run_log import Console, RunFiles
+from trainer.run_state import Progress
 
 Batch = tuple[Tensor, Tensor]
 _NO_VALIDATION: Any = ()
@@ -62,6 +63,21 @@ class TimedEngine(Engine):
 
 
 class NoSaver:
+    def due_by_step(self, step: int) -> bool:
+        return False
+
+    def due_by_clock(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        """Nothing can fail."""
+
+    def join(self) -> None:
+        """Nothing is being written."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
     def save(self, progress: Progress, is_best: bool) -> None:
         """Checkpoints are no part of a step."""
 

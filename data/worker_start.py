@@ -1,0 +1,39 @@
+"""What a loader worker does first: give way to the training, and outlive the signals that ask the run to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+
+class WorkerStart:
+    """Called in each worker. ``niceness``: where the model trains on the CPU, workers give way to its threads: one
+    that is held up holds up all the others at the end of each parallel region."""
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
+
+    def __call__(self, worker: int) -> None:
+        if self._niceness:
+            os.nice(self._niceness)
+        _leave_signals_to_the_parent()
+
+
+def _leave_signals_to_the_parent() -> None:
+    """Ctrl-C, clusters and torchrun signal every process of a run. The run still takes a step and saves before it
+    stops, for which it needs its workers; they end when it tells them to, or when it has gone."""
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # Linux: it tells who sent the signal
+        # Blocked before the thread starts, so that no thread of this process takes the signal in the usual way.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_for_the_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_for_the_parent(parent: int) -> None:
+    """Only a SIGTERM of the parent process, or one after it has gone, ends this process."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent == os.getppid():
+        pass
+    os._exit(0)

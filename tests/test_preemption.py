@@ -1,0 +1,111 @@
+"""A run that a signal stops: saved within a step, its exit code, and then the run it would have been (R83)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from helpers import assert_same_end, load, make_folder, rows
+
+from data.worker_start import WorkerStart
+
+FLAGS = ["-a", "toy_models:signalled", "--epochs", 2, "--synthetic-size", 36, "--val-batch-size", 2]
+
+
+def status() -> dict:
+    return json.loads(Path("run/status.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143), ("SIGUSR2", 143)], ids=str
+)
+@pytest.mark.parametrize(
+    ("where", "step", "samples"), [("train 3 0", 3, 24), ("train 5 0", 5, 36), ("val 2 0", 5, 36)], ids=str
+)
+def test_a_signal_stops_the_run_at_the_next_step_and_it_goes_on_from_there(
+    run, capsys, monkeypatch, name, code, where, step, samples
+):
+    """In a step, in the last and short one of an epoch, and in validation (whose first pass is the start's own look)."""
+    assert run(*FLAGS, "--output-dir", "straight") == 0
+    monkeypatch.setenv("TOY_SIGNALS", f"{name} {where}")
+    capsys.readouterr()
+    assert run(*FLAGS, "--output-dir", "run") == code
+    assert capsys.readouterr().err.startswith(f"stopped: {name}: saved after step {step} ")
+    assert (status()["state"], status()["exit_code"], status()["why"].split(":")[0]) == ("preempted", code, name)
+    saved = load("run")
+    assert (saved["epoch"], saved["step"], saved["samples_in_epoch"]) == (0, step, samples)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "tests and notebooks go on in this process"
+    monkeypatch.delenv("TOY_SIGNALS")
+    assert run("--resume", "run", base="") == 0
+    assert_same_end("straight", "run")
+    keys = ("epoch", "step", "images_seen", "lr", "train_loss", "train_acc1", "val_loss", "val_acc1")
+    straight, resumed = ([[row[key] for key in keys] for row in rows(name, "epoch")] for name in ("straight", "run"))
+    assert straight == resumed
+
+
+def test_the_second_interrupt_stops_at_once(run, capsys, monkeypatch):
+    monkeypatch.setenv("TOY_SIGNALS", "SIGINT,SIGINT train 3 0")
+    assert run(*FLAGS, "--output-dir", "run") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert status()["state"] == "preempted"
+    assert not list(Path("run/checkpoints").iterdir())
+
+
+def test_an_evaluation_stops_too(run, capsys, monkeypatch):
+    monkeypatch.setenv("TOY_SIGNALS", "SIGTERM val 2 0")
+    assert run(*FLAGS, "-e", "--output-dir", "run") == 143
+    assert status()["state"] == "preempted"
+    assert "Evaluated" not in capsys.readouterr().out
+
+
+def test_only_its_parents_sigterm_ends_a_worker():
+    def work(pipe: Connection) -> None:
+        WorkerStart(0)(0)
+        while True:
+            pipe.send(pipe.recv())
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=work, args=(theirs,), daemon=True)
+    worker.start()
+    for signals in ([], ["TERM", "INT", "USR1", "USR2", "TERM"]):
+        for name in signals:
+            subprocess.run(["sh", "-c", f"kill -{name} {worker.pid}"], check=True)
+        ours.send("still there?")
+        assert ours.poll(20), "an unanswered question"
+        assert ours.recv() == "still there?"
+    worker.terminate()
+    worker.join(20)
+    assert worker.exitcode == 0
+
+
+def test_workers_outlive_the_signals_of_their_group(run, monkeypatch):
+    """torchrun and clusters signal every process of a job; the run still has a step to take."""
+    make_folder(Path("data"), train=16, val=4)
+    flags = ["data", "-a", "toy_models:signalled", "-b", 4, "--image-size", 32, "-p", 1, "--epochs", 2, "-j", 2]
+    flags += ["--tensorboard", "false"]
+    assert run(*flags, "--output-dir", "straight", base="") == 0
+    monkeypatch.setenv("TOY_SIGNALS", "SIGTERM train 3 0")
+    kill = os.kill
+
+    def to_all(pid: int, number: int) -> None:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) >= 2
+        for child in children:
+            # Not from their parent, whose own SIGTERM ends them.
+            assert os.system(f"kill -{int(number)} {child}; kill -INT {child}") == 0
+        kill(pid, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", to_all)
+        assert run(*flags, "--output-dir", "run", base="") == 143
+    assert load("run")["step"] == 3
+    monkeypatch.delenv("TOY_SIGNALS")
+    assert run("--resume", "run", base="") == 0
+    assert_same_end("straight", "run")

@@ -1,0 +1,128 @@
+"""TensorBoard's event files of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.append_file import tell_failed_write
+
+
+class EventFiles:
+    """Points and texts for TensorBoard, which is imported with the first point, not before the first step.
+
+    Where writing fails, one line says so, what comes until ``flush`` is dropped, and a new file is begun then:
+    ``metrics.jsonl`` holds the same numbers. ``purge_step``: points of an earlier start from this step on are void.
+    """
+
+    def __init__(self, folder: Path, wanted: bool, purge_step: int | None) -> None:
+        self._folder = folder
+        self._wanted = wanted
+        self._purge_step = purge_step
+        self._writer: Any = None
+        self._failed = self._told = False
+        self._texts: dict[str, str] = {}
+
+    def add_points(self, tags: dict[str, str], record: dict[str, Any]) -> None:
+        """``tags``: tag -> key of ``record``; its ``step`` is the x."""
+        points = {tag: record[key] for tag, key in tags.items() if record.get(key) is not None}
+
+        def write(writer: Any) -> None:
+            for tag, value in points.items():
+                writer.add_scalar(tag, value, record["step"])
+
+        self._write(write)
+
+    def add_later(self, tag: str, text: str) -> None:
+        """Text written with the first point: TensorBoard's import must not delay the first step."""
+        self._texts[tag] = text
+
+    def add_text(self, tag: str, text: str) -> None:
+        """Text, now or with the first point."""
+        if self._writer is None:
+            self.add_later(tag, text)
+        else:
+            self._write(lambda writer: writer.add_text(tag, _as_code(text), self._purge_step or 0))
+
+    def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float], step: int) -> None:
+        """hparams in this very file: ``SummaryWriter.add_hparams`` would start a second one."""
+        plain = {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in settings.items()
+        }
+
+        def write(writer: Any) -> None:
+            from torch.utils.tensorboard.summary import hparams
+
+            for summary in hparams(plain, metrics):
+                writer.file_writer.add_summary(summary)
+            for tag, value in metrics.items():
+                writer.add_scalar(tag, value, step)
+
+        self._write(write)
+
+    def purge(self, step: int) -> None:
+        """Points from ``step`` on are void: a new file, which says so, follows."""
+        self.close()
+        self._purge_step = step
+
+    def flush(self) -> None:
+        self._failed = False
+        if self._writer is not None:
+            self._write(lambda writer: writer.flush())
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _write(self, write: Callable[[Any], None]) -> None:
+        if not self._wanted or self._failed:
+            return
+        try:
+            if self._writer is None:
+                self._open()
+            if self._writer is not None:
+                write(self._writer)
+        except OSError as error:
+            self._failed = True
+            if not self._told:
+                self._told = True
+                tell_failed_write(self._folder / "events.*", error)
+            self.close()
+
+    def _open(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._wanted = False
+            print(
+                "note: tensorboard is not installed, so no event file is written (pip install tensorboard)", flush=True
+            )
+            return
+        _keep_writing_threads_quiet()
+        self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        for tag, text in self._texts.items():
+            self._writer.add_text(tag, _as_code(text), (self._purge_step or 1) - 1)
+
+
+def _as_code(text: str) -> str:
+    return "    " + text.replace("\n", "\n    ")
+
+
+def _keep_writing_threads_quiet() -> None:
+    """TensorBoard's thread hands its OSError on to the next call, where it becomes our one line: no traceback too."""
+    if getattr(threading.excepthook, "leaves_event_files_out", False):
+        return
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        ours = type(args.thread).__module__.startswith("tensorboard") and isinstance(args.exc_value, OSError)
+        if not ours:
+            before(args)
+
+    hook.leaves_event_files_out = True  # type: ignore[attr-defined]
+    threading.excepthook = hook
