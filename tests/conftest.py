@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,22 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     yield start
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def no_warning() -> Iterator[None]:
+    """Any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture(params=["simplejpeg", "pillow alone"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With simplejpeg and without it."""
+    if request.param == "pillow alone":
+        monkeypatch.setattr("data.decode.simplejpeg", None)
+    return request.param
 
 
 SMALL = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --num-classes 4 --tensorboard false --print-freq 1 --epochs 1"

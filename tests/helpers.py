@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.folder import FolderError, scan_data_dir
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -75,6 +76,14 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     with pytest.raises(UserError) as caught:
         function(*arguments)
     assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def folder_refused(folder: Path) -> str:
+    """The one line of the FolderError that listing a data folder ends in."""
+    with pytest.raises(FolderError) as caught:
+        scan_data_dir(str(folder))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from pictures import encoded, opened, photo, png
+from pictures import difference, encoded, opened, photo, png
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
@@ -43,10 +43,6 @@ def crop_of(theirs: v2.RandomResizedCrop, image: Tensor) -> list[int]:
     """Drawn by torchvision."""
     params = theirs.make_params([image])
     return [params[name] for name in ("top", "left", "height", "width")]
-
-
-def difference(one: Tensor, other: Image.Image) -> float:
-    return float(np.abs(one.numpy().astype(int) - np.asarray(other).astype(int)).mean())
 
 
 @pytest.fixture
