@@ -241,22 +241,8 @@ def test_two_ranks_stay_in_step_and_agree_on_names(folder, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--bad-images", "skip", "--max-bad-images", 2)], ids=["fail", "limit"])
 def test_two_ranks_end_with_the_code_for_bad_data(folder, tmp_path, flags):
     spoil(folder / "train/a")
-    done = launch(
-        tmp_path,
-        2,
-        folder,
-        "-a",
-        "toy_models:tiny",
-        "--b",
-        4,
-        "--num-classes",
-        2,
-        "-j",
-        1,
-        *flags,
-        "--output-dir",
-        "run",
-    )
+    base = "-a toy_models:tiny -b 4 --num-classes 2 -j 1 --output-dir run"
+    done = launch(tmp_path, 2, folder, *base.split(), *flags)
     assert done.returncode == 1
     assert "exitcode  : 5" in done.stderr
     assert "error: " in done.stderr

@@ -19,18 +19,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     done = {}
     for name in ("true", "false"):
-        flags = [
-            "-a",
-            "toy_models:tiny",
-            "--b",
-            8,
-            "--synthetic-size",
-            64,
-            "--channels-last",
-            name,
-            "--tensorboard",
-            "true",
-        ]
+        flags = f"-a toy_models:tiny --b 8 --synthetic-size 64 --channels-last {name} --tensorboard true".split()
         done[name] = launch(folder, 2, *flags, "--output-dir", name)
         assert done[name].returncode == 0, done[name].stderr[-2000:]
     return folder, done

@@ -28,18 +28,7 @@ def losses(folder: str) -> list[float]:
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_levels_train_in_both_formats(run, level, channels_last):
-    flags = [
-        "--opt-level",
-        level,
-        "--channels-last",
-        channels_last,
-        "--loss-scale",
-        128,
-        "--epochs",
-        2,
-        "--output-dir",
-        "run",
-    ]
+    flags = f"--opt-level {level} --channels-last {channels_last} --loss-scale 128 --epochs 2 --output-dir run".split()
     assert run(*flags) == 0
     found = losses("run")
     assert len(set(found)) == len(found) == 8, "the loss must move in every step"

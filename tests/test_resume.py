@@ -52,21 +52,7 @@ def test_a_stop_inside_an_epoch_goes_on_where_it_stopped(run):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_folder_data_resumes_bitwise(run, workers):
     make_folder(Path("data"), train=8, val=4)
-    flags = [
-        "data",
-        "-a",
-        "toy_models:dropping",
-        "-b",
-        4,
-        "--image-size",
-        32,
-        "-p",
-        1,
-        "--tensorboard",
-        "false",
-        "--epochs",
-        2,
-    ]
+    flags = "data -a toy_models:dropping -b 4 --image-size 32 -p 1 --tensorboard false --epochs 2".split()
     assert run(*flags, "-j", 0, "--output-dir", "straight", base="") == 0
     assert run(*flags, "-j", workers, "--output-dir", "halves", "--stop-after-epochs", 1, base="") == 0
     assert run("--resume", "halves", "-j", workers, base="") == 0

@@ -83,20 +83,7 @@ def test_formats_give_the_same_losses(run):
 
 def test_deterministic_runs_are_bitwise_equal(run):
     make_folder(Path("data"), train=8, val=4)
-    flags = [
-        "data",
-        "-a",
-        "toy_models:dropping",
-        "-b",
-        4,
-        "--image-size",
-        32,
-        "--epochs",
-        2,
-        "--deterministic",
-        "--tensorboard",
-        "no",
-    ]
+    flags = "data -a toy_models:dropping -b 4 --image-size 32 --epochs 2 --deterministic --tensorboard no".split()
     for name, workers in (("one", 0), ("two", 2)):
         assert run(*flags, "-j", workers, "--output-dir", name, base="") == 0
         assert torch.are_deterministic_algorithms_enabled()
@@ -114,21 +101,7 @@ def test_another_seed_is_another_run(run):
 def test_the_head_has_the_folders_classes(run):
     """R19, R20: three classes, Prec@5 included."""
     make_folder(Path("data"), classes=("a", "b", "c"), train=4, val=2)
-    flags = [
-        "data",
-        "-a",
-        "toy_models:tiny",
-        "-b",
-        4,
-        "--image-size",
-        32,
-        "--epochs",
-        1,
-        "-j",
-        0,
-        "--output-dir",
-        "run",
-    ]
+    flags = "data -a toy_models:tiny -b 4 --image-size 32 --epochs 1 -j 0 --output-dir run".split()
     assert run(*flags, base="") == 0
     content = torch.load("run/checkpoints/last.pt", weights_only=True)
     assert content["state_dict"]["head.weight"].shape[0] == 3
@@ -195,20 +168,7 @@ def test_the_status_of_a_finished_run(run):
 def test_auxiliary_outputs_are_trained(run, arch):
     """R94."""
     size = 299 if arch == "inception_v3" else 64  # its auxiliary head takes no less
-    flags = [
-        "-a",
-        arch,
-        "-b",
-        4,
-        "--image-size",
-        size,
-        "--synthetic-size",
-        8,
-        "--num-classes",
-        5,
-        "--output-dir",
-        "run",
-    ]
+    flags = f"-a {arch} -b 4 --image-size {size} --synthetic-size 8 --num-classes 5 --output-dir run".split()
     assert run(*flags, base="") == 0
 
 
@@ -224,21 +184,7 @@ ARCHS = [
 def test_architectures_train_in_channels_last(run, arch, level):
     """R35 on a CPU: two steps each."""
     size = 224 if arch == "vit_b_32" else 64
-    flags = [
-        "-a",
-        arch,
-        "-b",
-        2,
-        "--image-size",
-        size,
-        "--synthetic-size",
-        4,
-        "--num-classes",
-        5,
-        "--channels-last",
-        "--lr",
-        0.001,
-    ]
+    flags = f"-a {arch} -b 2 --image-size {size} --synthetic-size 4 --num-classes 5 --channels-last --lr 0.001".split()
     assert run(*flags, "--opt-level", level, "--val-batch-size", 2, base="") == 0
 
 
