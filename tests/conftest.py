@@ -56,6 +56,14 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
+@pytest.fixture
+def unique_names(folder: Path) -> Path:
+    """The test's own ``folder``, in which no file of val has the name of one of train."""
+    from helpers import rename_val
+
+    return rename_val(folder)
+
+
 SMALL = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --num-classes 4 --tensorboard false --print-freq 1 --epochs 1"
 
 
