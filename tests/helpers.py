@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def _parent_and_group(path: Path) -> tuple[int, int, int]:
     return int(path.name), int(fields[1]), int(fields[2])
 
 
-def rows(folder: Path | str, kind: str = "step") -> list[dict]:
+def rows(folder: Path | str, kind: str = "step") -> list[dict[str, Any]]:
     """The lines of a kind ("step", "epoch") of a run's metrics.jsonl."""
     found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     return [row for row in found if row["kind"] == kind]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from helpers import make_folder
+from helpers import make_folder, rows
 
 # Every one of them other than what a start without flags would choose.
 ODD = [
@@ -26,8 +25,7 @@ SETTINGS = {
 
 def last_line(path: str) -> dict:
     """Of an epoch."""
-    lines = map(json.loads, Path(path, "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "epoch"][-1]
+    return rows(path, "epoch")[-1]
 
 
 def resolved(path: str) -> dict:

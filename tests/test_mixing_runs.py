@@ -33,7 +33,7 @@ def test_the_first_convolution_gets_the_format(level: str, channels_last: bool, 
     folder = make_folder(tmp_path / "images", train=5, val=3, size=30)
     flags = (
         f"-a toy_models:tiny --b 8 --micro-batch 3 --image-size 24 --epochs 1 --tensorboard false --opt-level {level} "
-        f"--auto-augment ra --random-erase 0.5 --mixup 0.2 --cutmix 1 --label-smoothing 0.1 --workers 1 --channels-last {channels_last}"
+        f"--auto-augment ra --random-erase 0.5 --mixup 0.2 --cutmix 1 --label-smoothing 0.1 --workers 1 --channels-last {channels_last} --audit-layout false"
     )
     assert run(base=f"{folder} {flags}") == 0
     assert [len(images) for images in seen] == [3, 3, 2, 2, 6]

@@ -137,11 +137,12 @@ def test_settings_reach_the_schedule():
     config = TrainConfig(epochs=3, lr_milestones=(1.0, 2.0), lr_warmup_epochs=0.5, lr=0.1, lr_gamma=0.5)
     schedule, line = build_schedule(config, global_batch_size=512, steps_per_epoch=4)
     assert rates(schedule) == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05])
-    assert line == "lr 0.1 x 512/256 = 0.2; warm-up 2 steps, then x 0.5 at steps 4, 8, 12 steps in all"
+    batch = "batch 256 x 2 processes x 1 a step = 512 images"
+    assert line == f"{batch}; lr 0.1 x 512/256 = 0.2; warm-up 2 steps, then x 0.5 at steps 4, 8, 12 steps in all"
     config = config.replace(lr_milestones=None, lr_schedule="cosine", lr_scaling="none")
     schedule, line = build_schedule(config, global_batch_size=512, steps_per_epoch=4)
     assert schedule(2) == 0.1
-    assert line == "lr 0.1 (not scaled); warm-up 2 steps, then half cosine to 0, 12 steps in all"
+    assert line == f"{batch}; lr 0.1 (not scaled); warm-up 2 steps, then half cosine to 0, 12 steps in all"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import make_folder, write_image
+from helpers import rows as records
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "bench")]
@@ -42,7 +42,7 @@ def test_it_is_right_as_often_as_the_validation_and_its_loss_the_same(trained, c
     truth = [Path(row["path"]).parent.name for row in rows]
     right = [row["class"] == name for row, name in zip(rows, truth, strict=True) if row["rank"] == "1"]
     share = torch.tensor([float(r["probability"]) for r, name in zip(rows, truth, strict=True) if r["class"] == name])
-    (epoch,) = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()][-1:]
+    epoch = records("run", "epoch")[-1]
     assert 100 * sum(right) / 12 == pytest.approx(epoch["val_acc1"])
     assert float(-share.log().mean()) == pytest.approx(epoch["val_loss"], rel=1e-3)
 

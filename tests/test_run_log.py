@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from helpers import rows
 
 from trainer.run_log import EPOCH_TAGS, STEP_TAGS, SUMMARY_COLUMNS, RunFiles
 
@@ -27,11 +28,6 @@ TAGS = [
     "perf/images_per_sec_per_device", "perf/step_time_ms", "perf/data_wait_share", "perf/peak_memory_gib", "epoch/loss",
     "epoch/images_per_sec", "val/loss", "val/acc1", "val/acc5",
 ]  # fmt: skip
-
-
-def rows(folder: str, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
 
 
 def scalars(folder: str) -> dict[str, list[tuple[int, float]]]:

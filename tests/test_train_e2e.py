@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import make_folder
+from helpers import rows as records
 
 ROOT = Path(__file__).parent.parent
 LEVELS = ("O0", "O1", "O2", "O3")
@@ -62,9 +63,7 @@ def test_loss_changes_and_the_class_is_learnt(run, level):
     """R38; made-up images show their class."""
     flags = ["--synthetic-size", 128, "--epochs", 4, "--lr", 1.0, "--opt-level", level, "--output-dir", "run"]
     assert run(*flags) == 0
-    losses = [
-        json.loads(line)["loss"] for line in Path("run/metrics.jsonl").read_text().splitlines() if '"step"' in line[:16]
-    ]
+    losses = [row["loss"] for row in records("run")]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
     last = summary("run")[-1]
     assert float(last["val_acc1"]) > 40
@@ -158,9 +157,7 @@ def test_clipping_and_smoothing_reach_the_step(run):
 
 def test_cosine_and_accumulation_run(run):
     assert run("--lr-schedule", "cosine", "--grad-accum-steps", 2, "--epochs", 2, "--output-dir", "run") == 0
-    rates = [
-        json.loads(line)["lr"] for line in Path("run/metrics.jsonl").read_text().splitlines() if '"step"' in line[:16]
-    ]
+    rates = [row["lr"] for row in records("run")]
     assert len(rates) == 4
     assert rates == sorted(rates, reverse=True)
 
@@ -185,12 +182,7 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(run):
         torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["state_dict"] for name in ("whole", "pieces")
     )
     assert all(torch.allclose(whole[key], pieces[key], atol=1e-5) for key in whole)
-    rows = {
-        name: [
-            json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines() if '"step"' in line[:16]
-        ]
-        for name in ("whole", "pieces")
-    }
+    rows = {name: records(name) for name in ("whole", "pieces")}
     assert [row["lr"] for row in rows["whole"]] == [row["lr"] for row in rows["pieces"]]
     assert [row["images_seen"] for row in rows["whole"]] == [row["images_seen"] for row in rows["pieces"]]
 

@@ -65,6 +65,9 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
         print("interrupted", file=sys.stderr, flush=True)
         session.close("preempted", "interrupted", EXIT_INTERRUPTED, agreed=False)
         return EXIT_INTERRUPTED
+    finally:
+        if session.signals is not None:  # whatever else passes through here, the caller gets its handlers back
+            session.signals.restore()
 
 
 def _fail(session: Session, error: Exception) -> int:

@@ -20,6 +20,8 @@ import common
 import machine
 from runs import read_summary, run_process, train_command
 
+from data.folder import FolderError
+from data.listing import list_split
 from trainer.checks import OPT_LEVELS
 from trainer.errors import RunError
 
@@ -31,7 +33,10 @@ class Runs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._images = len([path for path in (args.data / "train").glob("*/*") if path.is_file()])
+        try:
+            self._images = int((list_split(str(args.data / "train")).owners >= 0).sum())
+        except FolderError:
+            self._images = 0
         if not self._images:
             raise RunError(
                 f"{args.data}/train holds no class folder with images (scripts/bench/make_photos.py makes some)"
