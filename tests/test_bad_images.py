@@ -118,19 +118,6 @@ def test_more_than_allowed_ends_the_run(run, folder, capsys, split: str):
     assert "\n" not in error
 
 
-def test_an_epoch_without_a_readable_image_is_no_update(run, folder):
-    for path in folder.glob("train/*/*.jpg"):
-        write_empty(path)
-    assert run(folder, "-j", 0, "--bad-images", "skip", "--max-bad-images", "100%", base=FOLDER) == 0
-    (epoch,) = records("epoch")
-    assert epoch["images_seen"] == 0
-    state = torch.load("run/checkpoints/last.pt", weights_only=True)["state_dict"]
-    assert run(make_folder(folder.parent / "good"), "-j", 0, "--lr", 0, "--output-dir", "still", base=FOLDER) == 0
-    still = torch.load("still/checkpoints/last.pt", weights_only=True)["state_dict"]
-    assert all(torch.equal(state[key], still[key]) for key in state if "weight" in key or "bias" in key)
-    assert all(not value.any() for key, value in state.items() if "running_mean" in key)
-
-
 def test_the_limit():
     assert [allowed(None, size) for size in (5, 1000, 1300, 1_281_167)] == [10, 10, 13, 12811]
     assert [allowed(limit, 400) for limit in (0, 7, "2%", "0.5%")] == [0, 7, 8, 2]
@@ -197,6 +184,16 @@ def test_a_batch_with_too_few_readable_images_moves_nothing(left: int):
     assert statistics
     for key in statistics:
         assert torch.equal(alone.state_dict()[key], mixed.state_dict()[key]), key
+
+
+def test_a_step_without_a_readable_image_is_no_update():
+    none = make_batch(6, 3)
+    none = none[0][:0], none[1][:0]
+    model = fresh("tiny")
+    moved, taken, sums = step_with([none, none], (6, 6), model)
+    assert (taken, sums) == (0, [0.0] * 4)
+    assert not any(difference.any() for difference in moved)
+    assert not any(value.any() for key, value in model.state_dict().items() if "running_mean" in key)
 
 
 def test_pieces_of_a_batch_that_lost_an_image_are_never_single():

@@ -193,6 +193,11 @@ class Stepper:
         self.buffers.settle(bad)
         self.model.zero_grad(set_to_none=True)
 
+    def refuse_no_images(self, images: int) -> None:
+        """End the run after an epoch of which bad images left none."""
+        if self.bad_images is not None:
+            self.bad_images.refuse_none("train", images)
+
     def health(self) -> Health:
         """Read the counts; waits for the device."""
         return Health(self.precision.scale(), float(self._norm), self._guard.report())
