@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from data.folder import SUFFIXES, FolderError
-from data.index import Names
+from data.index import Names, contents_of
 from data.shard_cache import load_table, save_table
 from data.shard_files import ShardReader, expand_pattern, open_shard, size_and_mark
 from data.tar_table import TarTable, read_table
@@ -48,6 +49,9 @@ class ShardIndex:
         files = len(self.reader.urls)
         counts = f"{len(self)} images, {len(self.classes)} classes in {files} tar file{'s' if files > 1 else ''}"
         return counts + (f" (left out: {left_out})" if left_out else "")
+
+    def contents(self) -> dict[str, Any]:
+        return contents_of(self.labels, self.members)
 
     def name(self, index: int) -> str:
         return f"{self.reader.urls[self.shards[index]]}!{self.members[index]}"
