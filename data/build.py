@@ -72,7 +72,7 @@ class LoaderOptions:
 def open_indexes(options: IndexOptions) -> tuple[OrderedIndex, OrderedIndex] | None:
     """Training and validation images of a folder or of tar files; None without either. Raises FolderError."""
     if options.train_shards and options.val_shards:
-        return open_shards(options.train_shards, options.val_shards, options.rescan)
+        return open_shards(options.train_shards, options.val_shards, options.rescan, options.class_map)
     if options.data_dir is None:
         return None
     return scan_data_dir(
