@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, LostRank, RunError
+from trainer.loader_failures import LoaderFailure, loader_failure
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Session:
 def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
     """Run ``body``; returns the exit code. ``body`` returns the state and why it ended so.
 
-    A RunError ends as one line on stderr, and so does the loss of another rank; any other exception keeps its traceback.
+    A RunError ends as one line on stderr, and so does the loss of another rank or of a loader process; any other exception keeps its traceback.
     """
     session = Session()
     try:
@@ -72,14 +73,15 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
 
 def _fail(session: Session, error: Exception) -> int:
     """Say why the run ends and close it; returns the exit code."""
-    lost = session.group.lost_rank(error) if session.group is not None else None
-    if lost is not None:
-        error = lost
+    known = loader_failure(error)
+    if known is None and session.group is not None:
+        known = session.group.lost_rank(error)
+    error = error if known is None else known
     if not isinstance(error, RunError):
         traceback.print_exc()
         session.close("failed", f"{type(error).__name__}: {error}", EXIT_ERROR, agreed=False)
         return EXIT_ERROR
-    alike = error.on_every_rank or (session.group is None and not isinstance(error, LostRank))
+    alike = error.on_every_rank or (session.group is None and not isinstance(error, (LostRank, LoaderFailure)))
     if session.show_traceback:
         traceback.print_exc()
     if session.main_rank or not alike:
