@@ -50,11 +50,19 @@ class Session:
             print(f"note: status.json could not be written ({error.strerror or error})", file=sys.stderr, flush=True)
 
 
+def print_any_name() -> None:
+    """File names need not be UTF-8; what a terminal's encoding has not is printed as escapes from here on."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
     """Run ``body``; returns the exit code. ``body`` returns the state and why it ended so.
 
     A RunError ends as one line on stderr, and so does the loss of another rank or of a loader process; any other exception keeps its traceback.
     """
+    print_any_name()
     session = Session()
     try:
         state, why = body(session)
