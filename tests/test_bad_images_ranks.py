@@ -26,6 +26,8 @@ def test_what_one_rank_alone_meets_is_why_the_run_failed(tmp_path: Path, rank: i
     assert done.stderr.count(f"error: cannot read {bad} (class {bad.parent.name}): the file is empty") == 1
     before = done.stderr.split("torch/distributed/elastic")[0]
     assert "Traceback" not in before
+    ours = [line for line in before.splitlines() if line.startswith(("error", "note", "stopped"))]
+    assert ours[-1].startswith(f"error: cannot read {bad} "), "nothing of ours after the sentence"
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 5)
     assert status["why"].startswith(f"cannot read {bad} ")

@@ -85,14 +85,19 @@ def _fail(session: Session, error: Exception) -> int:
     if known is None and session.group is not None:
         known = session.group.lost_rank(error)
     error = error if known is None else known
+    alike = isinstance(error, RunError) and (
+        error.on_every_rank or (session.group is None and not isinstance(error, (LostRank, LoaderFailure)))
+    )
+    if session.group is not None and not alike and not isinstance(error, LostRank):
+        session.group.tell_failure(str(error) or type(error).__name__)
     if not isinstance(error, RunError):
         traceback.print_exc()
         session.close("failed", f"{type(error).__name__}: {error}", EXIT_ERROR, agreed=False)
         return EXIT_ERROR
-    alike = error.on_every_rank or (session.group is None and not isinstance(error, (LostRank, LoaderFailure)))
     if session.show_traceback:
         traceback.print_exc()
-    if session.main_rank or not alike:
+    # The line that says why must stay the job's last: whoever lost the rank that wrote it has nothing to add.
+    if (session.main_rank or not alike) and not getattr(error, "said_already", False):
         print(f"{error.label}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     session.close(error.state, str(error), error.exit_code, agreed=alike)
     return error.exit_code
