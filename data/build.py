@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from data.augment import build_augment
 from data.dataset import ImageDataset
 from data.decode import Decoder
 from data.feed import FeedOptions
 from data.folder import scan_data_dir
-from data.index import SampleIndex
+from data.index import OrderedIndex, SampleIndex
 from data.loaders import HostOptions, OnBad, Source, TrainLoader, ValLoader
 from data.mixing import Mixer
 from data.sampler import StepSampler
@@ -68,10 +69,10 @@ class LoaderOptions:
     num_classes: int
 
 
-def open_indexes(options: IndexOptions) -> tuple[SampleIndex, SampleIndex] | None:
+def open_indexes(options: IndexOptions) -> tuple[OrderedIndex, OrderedIndex] | None:
     """Training and validation images of a folder or of tar files; None without either. Raises FolderError."""
     if options.train_shards and options.val_shards:
-        return open_shards(options.train_shards, options.val_shards, options.rescan)
+        return open_shards(options.train_shards, options.val_shards, options.rescan, options.class_map)
     if options.data_dir is None:
         return None
     return scan_data_dir(
@@ -91,6 +92,14 @@ def open_sources(indexes: tuple[SampleIndex, SampleIndex] | None, options: DataO
     val = ValTransform(options.val_image_size, options.val_resize, options.interpolation)
     decoder = Decoder(options.exif_orientation == "apply", options.max_image_pixels)
     return ImageDataset(indexes[0], decoder, train), ImageDataset(indexes[1], decoder, val)
+
+
+def contents_of(
+    indexes: tuple[OrderedIndex, OrderedIndex] | None, sources: tuple[Source, Source]
+) -> dict[str, dict[str, Any]]:
+    """What each split holds: ``images``, and of files the marks of their labels and names."""
+    each = [{"images": len(source)} for source in sources] if indexes is None else [i.contents() for i in indexes]
+    return dict(zip(("train", "val"), each, strict=True))
 
 
 def open_loaders(

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import make_folder, rows
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load, make_folder, rows
 
 from trainer.step import Stepper
 

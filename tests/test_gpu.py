@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import toy_models
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def waiting_is_allowed_again() -> Iterator[None]:
+    """``sync_watched`` forbids it for the whole process, and a run that this ends never gets to allow it again."""
+    yield
+    toy_models.SyncWatched.allow_waiting()
 
 
 def losses(folder: str) -> list[float]:
@@ -19,18 +28,7 @@ def losses(folder: str) -> list[float]:
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_levels_train_in_both_formats(run, level, channels_last):
-    flags = [
-        "--opt-level",
-        level,
-        "--channels-last",
-        channels_last,
-        "--loss-scale",
-        128,
-        "--epochs",
-        2,
-        "--output-dir",
-        "run",
-    ]
+    flags = f"--opt-level {level} --channels-last {channels_last} --loss-scale 128 --epochs 2 --output-dir run".split()
     assert run(*flags) == 0
     found = losses("run")
     assert len(set(found)) == len(found) == 8, "the loss must move in every step"

@@ -11,8 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from helpers import make_folder, rows
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load, make_folder, rows
 
 from data.worker_start import WorkerStart
 

@@ -20,8 +20,9 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.resume import Start
+from trainer.resumed_data import DATA
 from trainer.rewind import Rewinder
-from trainer.run_folder import new_run_path, open_run_folder, to_yaml
+from trainer.run_folder import RunFolder, new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
 from trainer.saver import CheckpointSaver, SaveOptions
@@ -78,8 +79,10 @@ def open_folder(
         print(f"run folder {folder.path}", flush=True)
         return str(folder.path)
 
-    path = group.on_main(open_on_main)
-    return Path(path) if group.is_main else None
+    path = Path(group.on_main(open_on_main))
+    if not group.is_main and path.exists():
+        session.folder = RunFolder(path, None)
+    return path if group.is_main else None
 
 
 def open_engine(
@@ -110,14 +113,15 @@ def open_engine(
 
 
 def checkpoint_facts(
-    asked: TrainConfig, config: TrainConfig, classes: Sequence[str], global_batch_size: int
+    start: Start, config: TrainConfig, classes: Sequence[str], global_batch_size: int
 ) -> dict[str, Any]:
-    """What a checkpoint holds beside the state: arch, settings, classes and their indices."""
+    """What a checkpoint holds beside the state: arch, settings, classes and their indices, marks of the data."""
     return {
         "arch": config.arch,
-        "config": {key: getattr(asked, key) for key in KEYS if key not in PER_START},
+        "config": {key: getattr(start.config, key) for key in KEYS if key not in PER_START},
         "resolved": {key: getattr(config, key) for key in KEYS if key not in PER_START},
         "classes": list(classes),
         "class_to_idx": {name: index for index, name in enumerate(classes)},
         "global_batch_size": global_batch_size,
+        DATA: start.contents,
     }

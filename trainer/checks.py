@@ -133,8 +133,9 @@ def _check_data_flags(config: TrainConfig) -> None:
         raise UserError("--train-shards and --val-shards come together: give both")
     if config.train_shards and (config.data_dir or config.synthetic):
         raise UserError("--train-shards and --val-shards stand in place of DIR and --synthetic: give one of them")
-    for key in ("val_labels", "class_map"):
-        if getattr(config, key) and not config.data_dir and not config.resume:  # a checkpoint may bring the DIR
+    has_images = {"val_labels": config.data_dir, "class_map": config.data_dir or config.train_shards}
+    for key, given in has_images.items():
+        if getattr(config, key) and not given and not config.resume:  # a checkpoint may bring the DIR
             raise UserError(f"{flag_of(key)} {getattr(config, key)!r} is about the images of DIR: give DIR too")
     for key in ("check_data", "bench_data"):
         if getattr(config, key) and not (config.data_dir or config.train_shards):

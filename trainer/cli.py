@@ -35,7 +35,7 @@ _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("data_dir", _ANY, ("synthetic", "train_shards", "val_shards")),
-    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels", "class_map")),
+    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels")),
     ("synthetic", _ANY, ("data_dir", "val_labels", "class_map", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),

@@ -128,6 +128,7 @@ class Engine:
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
+        self.stepper.refuse_no_images(train_means.images)
         val_means = self.validate(val)
         if val_means is None:  # asked to stop: the next start validates
             self._save(sums)

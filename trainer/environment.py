@@ -81,7 +81,7 @@ def resolve_config(
 def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
     pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
     if config.has_files:
-        pinned.pop("num_classes", None)  # the folder says it; resume.check_classes compares
+        pinned.pop("num_classes", None)  # the folder says it; resumed_data compares
     if config.image_size not in (None, saved.get("image_size")):
         pinned.pop("val_image_size", None)  # both follow the image size
         pinned.pop("val_resize", None)

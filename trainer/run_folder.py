@@ -56,6 +56,10 @@ class RunFolder:
         }
         write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
 
+    def has_failed(self) -> bool:
+        """Whether a rank of this start has written so."""
+        return read_json(self.path / "status.json").get("state") == "failed"
+
     def release(self) -> None:
         if self._lock is not None:
             _unlock(self._lock)
@@ -190,7 +194,7 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 def write_atomically(target: Path, text: str) -> None:
     """Text under a name that never holds half of it; line ends stay as they are."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # ranks may write at once
     with open(temporary, "w", newline="", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(temporary, target)

@@ -128,6 +128,7 @@ class Stepper:
             loaded = iter(complete := list(loaded))
             taken = self.bad_images.settle("train", sum(len(batch.target) for batch in complete if not batch.is_dummy))
             if not taken:
+                self._norm = torch.zeros_like(self._norm)  # that of the step before would be reported again
                 return 0
         for index, (batch, images, target, last) in enumerate(self._pieces(loaded)):
             # This piece's share of the step's images, since the reduction over ranks is a mean.
@@ -194,6 +195,11 @@ class Stepper:
         bad = self._guard.judge(self._norm, step, lr)
         self.precision.step(self.optimizer, self._norm, bad, self._clip_grad_norm)
         self.buffers.settle(bad)
+
+    def refuse_no_images(self, images: int) -> None:
+        """End the run after an epoch of which bad images left none."""
+        if self.bad_images is not None:
+            self.bad_images.refuse_none("train", images)
 
     def health(self) -> Health:
         """Read the counts; waits for the device."""

@@ -62,15 +62,16 @@ class Validation:
         self._report.console.end_bar()
         if self._boundary.reason is not None:
             return None
-        self._settle_bad_images()
         means = means_of(sums.total_over(self._group))
+        self._settle_bad_images(means.images)
         self._report.console.say(f" * Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}")
         return means
 
-    def _settle_bad_images(self) -> None:
+    def _settle_bad_images(self, images: int) -> None:
         bad = self._stepper.bad_images
         if bad is not None:
             bad.settle("val", 0)
+            bad.refuse_none("val", images)
             news = bad.news()
             if news:
                 self._report.console.notice(news)
