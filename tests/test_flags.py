@@ -68,6 +68,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--grad-accum-steps --grad-accum", "4", 4, 1),
     ("--clip-grad-norm --clip-grad", "1", 1.0, None),
     ("--label-smoothing --smoothing", "0.1", 0.1, 0.0),
+    ("--model-ema --model-ema-decay", "0.99", 0.99, None),
+    ("--ema-eval", "true", True, False),
     ("--opt-level", "O2", "O2", None),
     ("--amp-dtype", "bfloat16", "bfloat16", "auto"),
     ("--keep-batchnorm-fp32", "False", False, None),

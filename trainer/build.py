@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.average import WeightAverage
 from trainer.config import TrainConfig
 from trainer.distributed import Group, Ranks, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
@@ -43,6 +44,7 @@ def open_group(
 
 # Weights, gradients and momentum; autocast's half copies; at O2 masters and their gradients.
 _BYTES_A_PARAMETER = {"O0": 12, "O1": 14, "O2": 16, "O3": 6}
+_BYTES_OF_AVERAGE = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Built:
 
 
 def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_images: int | None = None) -> Built:
-    """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
+    """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
     ``train_images``: of an epoch, over all ranks; ``--channels-last auto`` is settled in bounds that follow from it.
@@ -95,9 +97,12 @@ def _assemble(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
     check_stride_orders(optimizer, precision.masters)
     wrapped = _wrap(model, group, config.compile, static_graph_is_safe(config))
-    return Stepper(
+    stepper = Stepper(
         model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
+    if config.model_ema is not None and (config.ema_eval or not config.evaluate):
+        stepper.average = WeightAverage(model, config.model_ema, precision.masters)
+    return stepper
 
 
 def _time_formats(
@@ -132,7 +137,11 @@ def _set_heap(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     level = options.opt_level
     batch = min(config.batch_size, config.micro_batch or config.batch_size)
     expected = expected_memory(
-        model, config.image_size, batch, 1.0 if level == "O0" else 0.5, _BYTES_A_PARAMETER[level]
+        model,
+        config.image_size,
+        batch,
+        1.0 if level == "O0" else 0.5,
+        _BYTES_A_PARAMETER[level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE),
     )
     expected = expected and expected * group.ranks.local_world_size
     free = group.on_main(free_memory)

@@ -46,7 +46,7 @@ _AT_LEAST: dict[str, float] = {
     "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
-_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay")
+_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay", "model_ema")
 _POSITIVE = ("clip_grad_norm", "lr_step_size", "dist_timeout")
 _CHOICES = {
     "opt_level": OPT_LEVELS,
@@ -70,8 +70,9 @@ def _check_ranges(config: TrainConfig) -> None:
         if value is not None and not least <= value < float("inf"):
             raise UserError(f"{flag_of(key)} must be at least {least:g}, got {value}")
     for key in _UP_TO_ONE:
-        if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{flag_of(key)} must lie between 0 and 1, got {getattr(config, key)}")
+        value = getattr(config, key)
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"{flag_of(key)} must lie between 0 and 1, got {value}")
     for key in _POSITIVE:
         value = getattr(config, key)
         if value is not None and not 0 < value < float("inf"):

@@ -101,6 +101,8 @@ class TrainConfig:
     grad_accum_steps: int = 1
     clip_grad_norm: float | None = None
     label_smoothing: float = 0.0
+    model_ema: float | None = None
+    ema_eval: bool = False
     # precision, memory format, device
     opt_level: str | None = None
     amp_dtype: str = "auto"

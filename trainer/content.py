@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.average import WeightAverage
 from trainer.checkpoint import FORMAT
 from trainer.distributed import Group
 from trainer.errors import UserError
@@ -32,7 +33,7 @@ def snapshot_content(
         "state_dict": stepper.precision.model_state(stepper.model, copies.take),
         "optimizer": optimizer_state(stepper.optimizer, copies),
         "precision": stepper.precision.state_dict(),
-        "ema": None,
+        "ema": None if stepper.average is None else stepper.average.state(copies.take),
         **copy.deepcopy(vars(progress)),
         "window_sums": [window for _, window in ranks],
         "rng": [generators for generators, _ in ranks],
@@ -50,6 +51,8 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
             "note: the file's optimizer state does not fit this model's parameters: momentum starts from zero"
         )
     stepper.precision.load_state_dict(content.get("precision", {}))
+    if stepper.average is not None and not load_average(content, stepper.average):
+        notices.append("note: the checkpoint holds no average of the weights: --model-ema starts from them")
     known = {key: content[key] for key in vars(Progress()) if key in content}
     progress = Progress(**known)
     progress.epoch_sums = list(progress.epoch_sums)
@@ -86,6 +89,16 @@ def load_model(content: dict[str, Any], stepper: Stepper) -> None:
             f"the checkpoint's weights do not fit this model ({name}): give its own --arch and --num-classes", True
         )
     stepper.precision.load_model_state(stepper.model, state)
+
+
+def load_average(content: dict[str, Any], average: WeightAverage) -> bool:
+    """The average in a file, or the weights just loaded where it holds none; False there."""
+    state = content.get("ema")
+    if state is None:
+        average.restart()
+    else:
+        average.load(state)
+    return state is not None
 
 
 def _shape(value: Any) -> Any:

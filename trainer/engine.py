@@ -22,7 +22,7 @@ from trainer.run_state import Progress, Saver
 from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
-from trainer.validation import ValBatches, Validation
+from trainer.validation import Scores, ValBatches, Validation
 
 
 class TrainBatches(Protocol):
@@ -128,11 +128,11 @@ class Engine:
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
-        val_means = self.validate(val)
-        if val_means is None:  # asked to stop: the next start validates
+        scores = self.validate(val)
+        if scores is None:  # asked to stop: the next start validates
             self._save(sums)
             return self._leave()
-        self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
+        self._end_epoch(lr, train_means, scores, timer, train.sampler.dropped)
         return not self._stop or self._leave()
 
     def _rewind(self, error: NonFiniteError) -> None:
@@ -174,18 +174,18 @@ class Engine:
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
         return health
 
-    def _end_epoch(self, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
-        progress = self.progress
-        is_best = progress.best_epoch < 0 or val.acc1 > progress.best_acc1 or math.isnan(progress.best_acc1)
+    def _end_epoch(self, lr: float, train: Means, scores: Scores, timer: StepTimer, dropped: int) -> None:
+        progress, acc1 = self.progress, scores.main.acc1
+        is_best = progress.best_epoch < 0 or acc1 > progress.best_acc1 or math.isnan(progress.best_acc1)
         if is_best:
-            progress.best_acc1, progress.best_epoch = val.acc1, progress.epoch
-        self.report.epoch(progress, lr, train, val, timer, dropped)
+            progress.best_acc1, progress.best_epoch = acc1, progress.epoch
+        self.report.epoch(progress, lr, train, scores.record(), timer, dropped)
         progress.start_epoch(progress.epoch + 1)
         self.saver.save(progress, is_best)
         self._epochs_here += 1
         self._stop |= self._epochs_here == self.options.stop_after_epochs
 
-    def validate(self, val: ValBatches) -> Means | None:
+    def validate(self, val: ValBatches) -> Scores | None:
         """None where the run is asked to stop."""
         return self.validation.run(val)
 

@@ -58,6 +58,8 @@ def resolve_config(
     try:
         if config.audit_layout and not config.channels_last:  # known only here: a checkpoint may bring the format
             raise UserError("--audit-layout looks for ops that drop channels-last: add --channels-last true")
+        if config.ema_eval and config.model_ema is None:  # it, too, may come from a checkpoint
+            raise UserError("--ema-eval takes the average that --model-ema keeps: add --model-ema")
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
         # A checkpoint holds what its weights were made for; their file may be gone.

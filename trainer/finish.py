@@ -77,15 +77,16 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
 def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
     _catch_signals(engine, session)
-    means, progress = engine.validate(val), engine.progress
-    if means is None:
+    scores, progress = engine.validate(val), engine.progress
+    if scores is None:
         assert engine.boundary.reason is not None
         raise Preempted(
             f"{engine.boundary.reason.name}: stopped inside the validation", engine.boundary.reason.exit_code
         )
+    means = scores.main
     record: dict[str, Any] = {
         "epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen,
-        "val_loss": means.loss, "val_acc1": means.acc1, "val_acc5": means.acc5, "val_images": means.images,
+        **scores.record(), "val_images": means.images,
     }  # fmt: skip
     console, files = engine.report.console, engine.report.files
     console.say(

@@ -93,6 +93,8 @@ ROWS: list[Row] = [
         ("micro_batch", "--micro-batch", "split each batch into pieces of so many images and accumulate: less memory, the same gradients, but batch norm sees the pieces alone"),
         ("clip_grad_norm", "--clip-grad-norm --clip-grad", "clip the gradients' norm to this (default: off)", "NORM"),
         ("label_smoothing", "--label-smoothing --smoothing", "label smoothing of the training loss", "F"),
+        ("model_ema", "--model-ema --model-ema-decay", "keep a running average of the weights, the part DECAY of it a step (bare: 0.9998; rising to it from 0.18), and validate it too", "[DECAY]", None, False, ("0.9998", r"(0?\.[0-9]+|[01](\.0*)?|[0-9.]+e-[0-9]+)")),
+        ("ema_eval", "--ema-eval", "val/*, summary.csv and best.pt follow that average instead of the raw weights; -e validates it"),
     ),
     *_rows(
         GROUPS[3],

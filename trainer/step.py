@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainer.average import WeightAverage
 from trainer.bad_images import BadImages
 from trainer.distributed import Group
 from trainer.errors import NonFiniteError
@@ -99,6 +100,7 @@ class Stepper:
         self._criterion = TrainingLoss(label_smoothing)
         self._clip_grad_norm = clip_grad_norm
         self._micro_batch = micro_batch
+        self.average: WeightAverage | None = None  # of the weights, where the run keeps one
         self.bad_images: BadImages | None = None  # the run's policy towards unreadable images, where it has one
         self._guard = StepGuard(group.device, sticky=not precision.dynamic)
         self._norm = torch.zeros((), device=group.device)
@@ -190,6 +192,8 @@ class Stepper:
         bad = self._guard.judge(self._norm, step, lr)
         self.precision.step(self.optimizer, self._norm, bad, self._clip_grad_norm)
         self.buffers.settle(bad)
+        if self.average is not None:
+            self.average.update()
         self.model.zero_grad(set_to_none=True)
 
     def health(self) -> Health:

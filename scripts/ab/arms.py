@@ -37,7 +37,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
     "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
-    "dist_timeout",
+    "dist_timeout", "model_ema", "ema_eval",
 }  # fmt: skip
 
 
