@@ -23,8 +23,8 @@ from trainer.heap import choose_heap, retain_heap
 from trainer.levels import DTYPES, LevelOptions, level_options, override_options
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
 from trainer.models import build_model
-from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
-from trainer.precision import Precision
+from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, decay_groups, drop_epochs, scale_lr
+from trainer.precision import Precision, is_fused
 from trainer.step import Stepper
 from trainer.weights import load_weights
 
@@ -78,6 +78,11 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_im
         channels_last, why = group.on_main(lambda: _time_formats(model, config, options, group.device, passes))
         config, lines = config.replace(channels_last=channels_last), [*lines, why]
     stepper = _assemble(model, config, options, group)
+    if not is_fused(stepper.optimizer):
+        lines.append(
+            f"note: --opt {config.opt} has no fused form on {group.device.type}: the host waits for the device once a step, to "
+            "keep a non-finite one from the weights"
+        )
     # Ranks built the same model; from here on their dropout differs.
     seed_everything(config.seed, group.ranks.rank + 1)
     assert isinstance(config.channels_last, bool)
@@ -94,7 +99,8 @@ def _assemble(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     stepped = precision.bind(model)
     if not stepped:
         raise UserError(f"--arch {config.arch}: this model has no parameter to train", True)
-    optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
+    groups = decay_groups(model, stepped, config.weight_decay, config.norm_weight_decay, config.bias_weight_decay)
+    optimizer = build_optimizer(groups, config.lr, config.momentum, config.weight_decay, group.device, config.opt)
     check_stride_orders(optimizer, precision.masters)
     wrapped = _wrap(model, group, config.compile, static_graph_is_safe(config))
     stepper = Stepper(
@@ -189,6 +195,7 @@ def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch:
         cosine,
         drops,
         config.lr_gamma,
+        config.lr_min,
     )
     ranks = global_batch_size // (config.batch_size * config.grad_accum_steps)
     batch = (

@@ -16,6 +16,7 @@ AMP_DTYPES = ("auto", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 INTERPOLATIONS = ("bilinear", "bicubic")
 LR_SCHEDULES = ("step", "cosine")
+OPTIMIZERS = ("sgd", "nesterov", "adamw", "rmsprop")
 LR_SCALINGS = ("linear", "none")
 CPU_HEAPS = ("auto", "retain", "hugepages", "default")
 AUTO_AUGMENTS = ("ra", "ta_wide", "imagenet", "augmix")
@@ -42,7 +43,7 @@ def check(config: TrainConfig) -> None:
 _AT_LEAST: dict[str, float] = {
     "synthetic_size": 1, "num_classes": 1, "image_size": 1, "val_image_size": 1, "val_resize": 1, "batch_size": 1,
     "global_batch_size": 1, "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
-    "weight_decay": 0, "lr_gamma": 0, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
+    "weight_decay": 0, "norm_weight_decay": 0, "bias_weight_decay": 0, "lr_gamma": 0, "lr_min": 0, "val_every": 1, "early_stop": 1, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
     "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
@@ -54,6 +55,7 @@ _CHOICES = {
     "device": DEVICES,
     "interpolation": INTERPOLATIONS,
     "lr_schedule": LR_SCHEDULES,
+    "opt": OPTIMIZERS,
     "lr_scaling": LR_SCALINGS,
     "cpu_heap": CPU_HEAPS,
     "auto_augment": AUTO_AUGMENTS,
@@ -117,6 +119,13 @@ def _check_pairs(config: TrainConfig) -> None:
         raise UserError("--lr-schedule cosine takes neither --lr-milestones nor --lr-step-size: drop them")
     if config.lr_milestones and config.lr_step_size:
         raise UserError("--lr-milestones and --lr-step-size both say when the rate drops: give one of them")
+
+    if config.opt == "nesterov" and not config.momentum:
+        raise UserError("--opt nesterov looks ahead along the momentum: give --momentum above 0, or take --opt sgd")
+    if config.opt == "rmsprop" and config.opt_level == "O3" and config.loss_scale == "dynamic":
+        raise UserError(
+            "--opt rmsprop has no fused form, which a dynamic --loss-scale needs at O3: take --opt-level O2"
+        )
 
 
 def _check_data_flags(config: TrainConfig) -> None:

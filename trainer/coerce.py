@@ -20,9 +20,11 @@ NONE_WORDS = ("None", "null")
 # What torchvision's reference and timm call our two schedules.
 PEER_SCHEDULES = {"multisteplr": "step", "multistep": "step", "steplr": "step", "cosineannealinglr": "cosine"}
 
+PEER_OPTIMIZERS = {"sgd_nesterov": "nesterov"}
+
 _HINTS = typing.get_type_hints(TrainConfig)
 _LOWER_CASE = (
-    "interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap", "auto_augment", "exif_orientation", "bad_images", "check_data",
+    "interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap", "auto_augment", "exif_orientation", "bad_images", "check_data", "opt",
 )  # fmt: skip
 _BIGGEST = 2**63  # a whole number beyond it fits no tensor, seed or counter
 _REPR = reprlib.Repr()
@@ -149,6 +151,8 @@ def _canonical(key: str, value: Any) -> Any:
         value = value.lower()
     if key == "lr_schedule":
         return PEER_SCHEDULES.get(value, value)
+    if key == "opt":
+        return PEER_OPTIMIZERS.get(value, value)
     if key == "prof" and value < 0:
         return None  # main_amp's way of saying off
     return value

@@ -91,16 +91,22 @@ class TrainConfig:
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    norm_weight_decay: float | None = None
+    bias_weight_decay: float | None = None
+    opt: str = "sgd"
     lr_scaling: str = "linear"
     lr_schedule: str = "step"
     lr_milestones: tuple[float, ...] | None = None
     lr_step_size: float | None = None
     lr_gamma: float = 0.1
+    lr_min: float = 0.0
     lr_warmup_epochs: float | None = None
     lr_warmup_decay: float = 0.0
     grad_accum_steps: int = 1
     clip_grad_norm: float | None = None
     label_smoothing: float = 0.0
+    val_every: int = 1
+    early_stop: int | None = None
     model_ema: float | None = None
     ema_eval: bool = False
     # precision, memory format, device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,6 +39,8 @@ class LoopOptions:
     epochs: int
     print_freq: int
     timing_warmup_steps: int
+    val_every: int = 1
+    early_stop: int | None = None
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
 
@@ -80,7 +81,7 @@ class Engine:
         self.stepper.start(self.progress.skipped_steps, self.progress.bad_row)
         if self.rewinder is not None:
             self.saver.save(self.progress, is_best=False)  # somewhere to go back to
-        while self.progress.epoch < self.options.epochs:
+        while not self.is_over():
             try:
                 if not self.train_one_epoch(train, val):
                     break
@@ -88,7 +89,17 @@ class Engine:
                 self._rewind(error)
         self.saver.close()
         self._end_profile()
-        return self.progress.epoch >= self.options.epochs
+        return self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the last epoch is done, or --early-stop says that enough of them are."""
+        last, wait = self.progress.epoch - 1, self.options.early_stop
+        if last + 1 >= self.options.epochs:
+            return True
+        return wait is not None and self._is_validated(last) and self.progress.epochs_without_better() >= wait
+
+    def _is_validated(self, epoch: int) -> bool:
+        return (epoch + 1) % self.options.val_every == 0 or epoch + 1 == self.options.epochs
 
     def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
         """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
@@ -128,10 +139,12 @@ class Engine:
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
-        scores = self.validate(val)
-        if scores is None:  # asked to stop: the next start validates
-            self._save(sums)
-            return self._leave()
+        scores = None
+        if self._is_validated(progress.epoch):
+            scores = self.validate(val)
+            if scores is None:  # asked to stop: the next start validates
+                self._save(sums)
+                return self._leave()
         self._end_epoch(lr, train_means, scores, timer, train.sampler.dropped)
         return not self._stop or self._leave()
 
@@ -174,12 +187,10 @@ class Engine:
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
         return health
 
-    def _end_epoch(self, lr: float, train: Means, scores: Scores, timer: StepTimer, dropped: int) -> None:
-        progress, acc1 = self.progress, scores.main.acc1
-        is_best = progress.best_epoch < 0 or acc1 > progress.best_acc1 or math.isnan(progress.best_acc1)
-        if is_best:
-            progress.best_acc1, progress.best_epoch = acc1, progress.epoch
-        self.report.epoch(progress, lr, train, scores.record(), timer, dropped)
+    def _end_epoch(self, lr: float, train: Means, scores: Scores | None, timer: StepTimer, dropped: int) -> None:
+        progress = self.progress
+        is_best = scores is not None and progress.take_score(scores.main.acc1)
+        self.report.epoch(progress, lr, train, scores.record() if scores else {}, timer, dropped)
         progress.start_epoch(progress.epoch + 1)
         self.saver.save(progress, is_best)
         self._epochs_here += 1
@@ -213,7 +224,7 @@ class Engine:
         progress = self.progress
         self.report.console.end_bar()
         self.step_times.write(progress.epoch, progress.skipped_steps)
-        if progress.epoch < self.options.epochs:
+        if not self.is_over():
             self.report.console.say(
                 f"stopped after step {progress.step} (epoch {progress.epoch}) as asked; --resume goes on from there"
             )

@@ -23,14 +23,16 @@ def fit(
     """Train to the end or to where the run was asked to stop; returns state and reason. Raises Preempted where it
     was asked by a signal."""
     started, progress = time.perf_counter(), engine.progress
-    if progress.epoch >= engine.options.epochs:
+    if engine.is_over():
         engine.report.console.say(
-            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done; --epochs N goes on"
+            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; --epochs N goes on"
         )
     _catch_signals(engine, session)
     with memory_errors_named(config, engine.group.device):
         done = engine.fit(train, val)
     progress = engine.progress  # another one after a rewind
+    if done and _early(engine):
+        engine.report.console.say(f"stopped after epoch {progress.epoch - 1}{_early(engine)}")
     if session.files is not None and done:
         settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
         session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1}, progress.step)
@@ -49,6 +51,14 @@ def fit(
             engine.boundary.reason.exit_code,
         )
     return ("done", None) if done else ("preempted", "stopped as asked, before the last epoch")
+
+
+def _early(engine: Engine) -> str:
+    """Why a run is over before its last epoch; empty where it is not."""
+    progress = engine.progress
+    if progress.epoch >= engine.options.epochs:
+        return ""
+    return f", Prec@1 has not risen for {progress.epochs_without_better()} (--early-stop {engine.options.early_stop})"
 
 
 def _catch_signals(engine: Engine, session: Session) -> None:
