@@ -49,6 +49,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--arch -a --model", "resnet50", "resnet50", "resnet18"),
     ("--pretrained", "true", True, False),
     ("--weights", "IMAGENET1K_V2", "IMAGENET1K_V2", None),
+    ("--freeze-backbone", "true", True, False),
+    ("--stochastic-depth --drop-path", "0.2", 0.2, None),
     ("--batch-size -b --b", "8", 8, 256),
     ("--global-batch-size", "64", 64, None),
     ("--workers -j", "2", 2, None),

@@ -18,6 +18,7 @@ from trainer.environment import resolve_device, seed_everything, set_backends, s
 from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.format_trial import choose_format, expected_passes
+from trainer.freeze import freeze_backbone, frozen_norms
 from trainer.hardware import expected_memory, free_memory
 from trainer.heap import choose_heap, retain_heap
 from trainer.levels import DTYPES, LevelOptions, level_options, override_options
@@ -67,12 +68,13 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_im
     assert config.num_classes is not None
     assert config.opt_level is not None
     seed_everything(config.seed)
-    model = build_model(config.arch, config.num_classes)
-    line = _load_weights(model, config, group) if new_weights else None
+    model = build_model(config.arch, config.num_classes, config.stochastic_depth)
+    loaded = _load_weights(model, config, group) if new_weights else None
+    frozen = freeze_backbone(model, config.arch, config.num_classes) if config.freeze_backbone else None
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
     heap = _set_heap(model, config, options, group)
-    lines = [line] if line else []
+    lines = [line for line in (loaded, frozen) if line]
     if config.channels_last == "auto":
         passes = expected_passes(config, train_images, group.world_size)
         channels_last, why = group.on_main(lambda: _time_formats(model, config, options, group.device, passes))
@@ -106,6 +108,7 @@ def _assemble(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     stepper = Stepper(
         model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
+    stepper.frozen = frozen_norms(model) if config.freeze_backbone else []
     if config.model_ema is not None and (config.ema_eval or not config.evaluate):
         stepper.average = WeightAverage(model, config.model_ema, precision.masters)
     return stepper

@@ -47,7 +47,7 @@ _AT_LEAST: dict[str, float] = {
     "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
-_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay", "model_ema")
+_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay", "model_ema", "stochastic_depth")
 _POSITIVE = ("clip_grad_norm", "lr_step_size", "dist_timeout")
 _CHOICES = {
     "opt_level": OPT_LEVELS,

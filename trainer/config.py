@@ -84,6 +84,8 @@ class TrainConfig:
     arch: str = "resnet18"
     pretrained: bool = False
     weights: str | None = None
+    freeze_backbone: bool = False
+    stochastic_depth: float | None = None
     # schedule and optimizer
     epochs: int | None = None
     start_epoch: int = 0

@@ -109,7 +109,7 @@ class Engine:
         # The last step of an epoch may be a short one.
         done = progress.samples_in_epoch // train.sampler.global_batch_size if left else train.steps_in_epoch
         steps = done + left
-        self.stepper.wrapped.train()
+        self.stepper.train_mode()
         sums = RunningSums(self.group.device, progress.epoch_sums, progress.window_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done, self.step_times.enabled)
         self.step_times.start(timer, sums)

@@ -73,6 +73,8 @@ ROWS: list[Row] = [
         ("arch", "-a --arch --model", "a torchvision name, timm:NAME, or package.module:factory, which imports and runs that code: factory(num_classes=N)", "ARCH"),
         ("pretrained", "--pretrained", "start from the architecture's default weights"),
         ("weights", "--weights", "start from these: a name such as IMAGENET1K_V2, or a file", "NAME_OR_PATH"),
+        ("freeze_backbone", "--freeze-backbone", "train the classifier alone, from --weights or --pretrained; batch norm keeps its statistics"),
+        ("stochastic_depth", "--stochastic-depth --drop-path", "probability of leaving out a block, where the model takes it (default: the model's own)", "PROB"),
     ),
     *_rows(
         GROUPS[2],

@@ -100,6 +100,7 @@ class Stepper:
         self._criterion = TrainingLoss(label_smoothing)
         self._clip_grad_norm = clip_grad_norm
         self._micro_batch = micro_batch
+        self.frozen: list[nn.Module] = []  # layers that stay in evaluation mode
         self.average: WeightAverage | None = None  # of the weights, where the run keeps one
         self.bad_images: BadImages | None = None  # the run's policy towards unreadable images, where it has one
         self._guard = StepGuard(group.device, sticky=not precision.dynamic)
@@ -110,6 +111,11 @@ class Stepper:
         """Take the present buffers as good and go on counting skipped steps from a checkpoint's."""
         self.buffers.accept()
         self._guard.restore(skipped_steps, bad_row)
+
+    def train_mode(self) -> None:
+        self.wrapped.train()
+        for module in self.frozen:
+            module.eval()
 
     def step(
         self,
