@@ -49,6 +49,8 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--arch -a --model", "resnet50", "resnet50", "resnet18"),
     ("--pretrained", "true", True, False),
     ("--weights", "IMAGENET1K_V2", "IMAGENET1K_V2", None),
+    ("--ra-reps --aug-repeats", "3", 3, 1),
+    ("--progressive", "16:0.0,32:0.5", (16.0, 0.0, 32.0, 0.5), None),
     ("--freeze-backbone", "true", True, False),
     ("--stochastic-depth --drop-path", "0.2", 0.2, None),
     ("--batch-size -b --b", "8", 8, 256),

@@ -43,7 +43,7 @@ def check(config: TrainConfig) -> None:
 _AT_LEAST: dict[str, float] = {
     "synthetic_size": 1, "num_classes": 1, "image_size": 1, "val_image_size": 1, "val_resize": 1, "batch_size": 1,
     "global_batch_size": 1, "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
-    "weight_decay": 0, "norm_weight_decay": 0, "bias_weight_decay": 0, "lr_gamma": 0, "lr_min": 0, "val_every": 1, "early_stop": 1, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
+    "weight_decay": 0, "norm_weight_decay": 0, "bias_weight_decay": 0, "lr_gamma": 0, "lr_min": 0, "val_every": 1, "ra_reps": 1, "early_stop": 1, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
     "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
@@ -128,7 +128,26 @@ def _check_pairs(config: TrainConfig) -> None:
         )
 
 
+def _check_progressive(config: TrainConfig) -> None:
+    stones = config.progressive
+    if stones is None:
+        return
+    sizes, shares = stones[::2], stones[1::2]
+    whole = len(stones) % 2 == 0 and all(size >= 1 and size == int(size) for size in sizes)
+    rising = shares[:1] == (0,) and all(a < b < 1 for a, b in zip(shares, shares[1:], strict=False))
+    if not stones or not whole or not rising:
+        raise UserError(
+            "--progressive needs sizes in pixels and shares of the run that rise from 0 to below 1, such as "
+            f"128:0.0,160:0.3,224:0.9; got {' '.join(f'{item:g}' for item in stones)}"
+        )
+    if config.image_size not in (None, max(sizes)):
+        raise UserError(
+            f"--progressive goes up to {max(sizes):g} pixels and --image-size says {config.image_size}: drop --image-size"
+        )
+
+
 def _check_data_flags(config: TrainConfig) -> None:
+    _check_progressive(config)
     limit = config.max_bad_images
     if isinstance(limit, str) and not (re.fullmatch(r"[0-9]+(\.[0-9]+)?%", limit) and float(limit[:-1]) <= 100):
         raise UserError(f"--max-bad-images needs a number of files or a share such as 1%, got {limit!r}")

@@ -123,7 +123,7 @@ def _coerce_tuple(option: Any, value: Any) -> tuple[float, ...]:
     inner = typing.get_args(option)
     open_ended = inner[-1] is Ellipsis
     if isinstance(value, str):
-        items: list[Any] = value.replace(",", " ").split()
+        items: list[Any] = value.replace(",", " ").replace(":", " ").split()
     elif isinstance(value, list | tuple):
         items = list(value)
     else:
@@ -167,5 +167,7 @@ def _kind(key: str, options: tuple[Any, ...]) -> str:
     option = options[0]
     if typing.get_origin(option) is not tuple:
         return names[option]
+    if key == "progressive":
+        return "pairs such as 128:0.0,160:0.5"
     inner = typing.get_args(option)
     return "numbers" if inner[-1] is Ellipsis else f"{len(inner)} numbers"

@@ -64,6 +64,8 @@ class TrainConfig:
     global_batch_size: int | None = None
     val_batch_size: int | None = None
     workers: int | None = None
+    ra_reps: int = 1
+    progressive: tuple[float, ...] | None = None  # size, share of the run, size, share, ...
     auto_augment: str | None = None
     random_erase: float = 0.0
     mixup: float = 0.0

@@ -73,6 +73,7 @@ class Engine:
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
+        self._image_size: tuple[int, ...] | None = None  # of the last epoch's images
         self.rewinder: Rewinder | None = None
         self.first_step: FirstStep | None = None  # looks at the first batch and acts once its step is over
 
@@ -124,7 +125,8 @@ class Engine:
             if progress.leaves_out(progress.step):
                 taken = self.stepper.leave_out(plan, batches, timer)
             else:
-                taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+                shown = self._described(batches) if index == done else batches
+                taken = self.stepper.step(progress.step, plan, shown, lr, sums, timer, self.profiler)
             self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
             logged = self._is_logged(index, steps)
@@ -238,15 +240,17 @@ class Engine:
             )
 
     def _described(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same batches; before the first step of a start, says what their real strides are."""
-        if self._steps_here:
-            return batches
-        return self._tell_strides(batches)
-
-    def _tell_strides(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        for index, (images, target) in enumerate(batches):
-            if index == 0:
+        """The same batches; of the first in a start says the real strides, of the first in a later epoch its size
+        where that has changed."""
+        for images, target in batches:
+            size = tuple(images.shape[2:])
+            if self._image_size is None:
                 self.report.console.say(describe_strides(self.stepper.model, images))
                 if self.first_step is not None:
                     self.first_step.saw(images, target)
+            elif size != self._image_size:
+                self.report.console.say(
+                    f"images are {size[0]} x {size[1]} pixels from here on: batch {tuple(images.shape)}"
+                )
+            self._image_size = size
             yield images, target

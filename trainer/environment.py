@@ -135,6 +135,12 @@ def _batch_size(config: TrainConfig, ranks: Ranks) -> int:
 
 
 def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
+    if config.progressive:
+        # The loader alone is timed at the full size.
+        config = config.replace(
+            image_size=int(max(config.progressive[::2])),
+            progressive=None if config.bench_data else config.progressive,
+        )
     usual = 299 if config.arch == "inception_v3" else 224
     image_size = config.image_size or preset.crop_size or usual
     val_size = config.val_image_size or (image_size if config.image_size else preset.crop_size or image_size)

@@ -51,6 +51,8 @@ ROWS: list[Row] = [
         ("random_erase", "--random-erase --reprob", "probability of erasing a rectangle of a training image", "PROB"),
         ("mixup", "--mixup --mixup-alpha", "mix pairs of a batch with a share drawn from Beta(A, A); 0 is off", "A"),
         ("cutmix", "--cutmix --cutmix-alpha", "paste a rectangle of one image into another, its area from Beta(A, A); 0 is off", "A"),
+        ("ra_reps", "--ra-reps --aug-repeats", "repeated augmentation: N draws of a sample side by side, and as many fewer samples an epoch"),
+        ("progressive", "--progressive", "training crop by share of the run, such as 128:0.0,160:0.3,192:0.6,224:0.9, changing where an epoch begins", "SIZE:SHARE,..."),
         ("batch_size", "-b --batch-size --b", "images a step and process"),
         ("global_batch_size", "--global-batch-size", "images a step over all processes, whatever their number; instead of -b"),
         ("val_batch_size", "--val-batch-size -vb", "images a validation batch (default: the batch size)"),
