@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import rows, torchrun
+from test_exact_resume import SYNTHETIC
 from test_resume import assert_same_end, load
 from torch import nn
 
@@ -201,6 +202,17 @@ def test_a_modules_extra_state_is_copied(run):
     assert run("-a", "toy_models:with_extra_state", "--model-ema", "--output-dir", "run") == 0
     assert run("-e", "--ema-eval", "--resume", "run/checkpoints/last.pt", base="") == 0
     assert load("run")["ema"]["state_dict"]["_extra_state"] == {"version": 3}
+
+
+def test_a_rewind_takes_the_average_back_too(run):
+    """Of ten steps the sixth is bad and left out."""
+    assert (
+        run("-a", "toy_models:bad_images_sixth", "--rewind", "--model-ema", 0.9, "--output-dir", "run", base=SYNTHETIC)
+        == 0
+    )
+    content = load("run")
+    assert (content["rewinds"], content["step"], content["ema"]["updates"]) == (1, 10, 9)
+    assert all(torch.isfinite(value).all() for value in content["ema"]["state_dict"].values())
 
 
 TWO_RANKS = ["-a", "toy_models:plain", "--b", 8, "--synthetic-size", 64, "--epochs", 2, "--model-ema", 0.9, "-vb", 8]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from helpers import refused
+from helpers import refused, torchrun
 from test_resume import assert_same_end, load
 from torch import nn
 from torchvision.ops import StochasticDepth
 
 from trainer.freeze import freeze_backbone
 from trainer.models import build_model
+
+ROOT = Path(__file__).parent.parent
 
 
 def trainable(model: nn.Module) -> list[str]:
@@ -66,6 +70,20 @@ def test_frozen_runs_resume_exactly(run):
     assert run(*flags, *more, "--output-dir", "halves", "--stop-after-steps", 3) == 0
     assert run("--resume", "halves", base="") == 0
     assert_same_end("straight", "halves")
+
+
+def test_two_ranks_train_the_head_of_one(run, tmp_path):
+    assert run("--output-dir", "first") == 0
+    flags = ["--weights", "first/checkpoints/last.pt", "--freeze-backbone", "--num-classes", 3, "--lr", 1]
+    more = ["-a", "toy_models:tiny", "--synthetic-size", 64, "--image-size", 32, "--epochs", 1, "-vb", 8]
+    assert run(*flags, *more, "--b", 16, "--output-dir", "one") == 0
+    done = torchrun(
+        tmp_path, 2, ROOT / "train.py", *flags, *more, "--b", 8, "--tensorboard", "false", "--output-dir", "two"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, two = load("one")["state_dict"], load("two")["state_dict"]
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_freezing_random_weights_is_refused(run, capsys):

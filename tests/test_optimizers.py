@@ -153,6 +153,12 @@ def test_drops_stop_at_the_least_rate():
     assert [schedule(step) for step in range(4)] == pytest.approx([1.0, 0.1, 0.05, 0.05])
 
 
+def test_a_rate_for_sgd_is_told(run, capsys):
+    for name, flags, told in (("adamw", [], True), ("adamw", ["--lr", 0.001], False), ("nesterov", [], False)):
+        assert run("--opt", name, *flags) == 0
+        assert ("is a rate for SGD" in capsys.readouterr().out) == told
+
+
 def test_least_rate_reaches_the_run(run):
     assert run("--lr-schedule", "cosine", "--min-lr", 0.05, "--lr", 0.1, "--epochs", 4, "--output-dir", "run") == 0
     assert rows("run")[-1]["lr"] == pytest.approx(0.05, rel=0.02)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import TrainConfig
+from trainer.config import DEFAULTS, TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
 from trainer.hardware import default_workers, usable_cores
@@ -76,6 +76,10 @@ def resolve_config(
         config = _resolve_input(config, preset)
         config = _resolve_precision(config, device, auto_dtype, notices)
         config = _resolve_format(config, saved or {}, notices)
+        if config.opt in ("adamw", "rmsprop") and config.lr == DEFAULTS["lr"] and not config.evaluate:
+            notices.append(
+                f"note: --lr {config.lr:g} is a rate for SGD: --opt {config.opt} usually takes a hundredth of it"
+            )
         return _resolve_schedule(config), notices
     except UserError as error:
         error.on_every_rank = True

@@ -22,6 +22,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "batch_size": ("val_batch_size",),
     "global_batch_size": ("batch_size", "val_batch_size"),
     "image_size": ("val_image_size", "val_resize"),
+    "progressive": ("image_size", "val_image_size", "val_resize"),
     "val_image_size": ("val_resize",),
     "epochs": ("lr_milestones", "lr_warmup_epochs"),
     "lr_schedule": ("lr_milestones", "lr_warmup_epochs"),
