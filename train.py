@@ -76,7 +76,7 @@ def run(
     banner.say_data(console, config, *sources, train.sampler.dropped)
     schedule, lr_line = build.build_schedule(config, train.sampler.global_batch_size, train.steps_in_epoch)
     progress, more = begin.begin(start, stepper, group, config)
-    for line in [*start.lines, *built.lines, lr_line, *notices, *more]:
+    for line in [*request.notices, *start.lines, *built.lines, lr_line, *notices, *more]:
         console.say(line)
     facts = begin.checkpoint_facts(start.config, config, classes, train.sampler.global_batch_size)
     engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)

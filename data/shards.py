@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from data.addresses import shown, shown_error
 from data.folder import SUFFIXES, FolderError
 from data.index import Names
 from data.shard_cache import load_table, save_table
@@ -45,12 +46,13 @@ class ShardIndex:
 
     def describe(self) -> str:
         left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ignored.items()))
-        files = len(self.reader.urls)
-        counts = f"{len(self)} images, {len(self.classes)} classes in {files} tar file{'s' if files > 1 else ''}"
+        urls = self.reader.urls
+        place = f"{len(urls)} tar files from {shown(urls[0])} on" if len(urls) > 1 else shown(urls[0])
+        counts = f"{len(self)} images, {len(self.classes)} classes in {place}"
         return counts + (f" (left out: {left_out})" if left_out else "")
 
     def name(self, index: int) -> str:
-        return f"{self.reader.urls[self.shards[index]]}!{self.members[index]}"
+        return f"{shown(self.reader.urls[self.shards[index]])}!{self.members[index]}"
 
     def read(self, index: int) -> bytes:
         return self.reader.read(int(self.shards[index]), int(self.offsets[index]), int(self.sizes[index]))
@@ -75,7 +77,7 @@ def _open_split(pattern: str, known: tuple[str, ...] | None, rescan: bool) -> Sh
         ignored.update(table.ignored)
     if not sum(map(len, tables)):
         raise FolderError(
-            f"no image in {pattern}: members must be class/name or key with key.cls, and end in {', '.join(sorted(SUFFIXES))}"
+            f"no image in {shown(pattern)}: members must be class/name or key with key.cls, and end in {', '.join(sorted(SUFFIXES))}"
         )
     numbered = all(t.from_cls and all(map(_NUMBER.fullmatch, t.classes)) for t in tables if len(t))
     found = [tuple(str(int(name)) if numbered else name for name in table.classes) for table in tables]
@@ -86,7 +88,9 @@ def _open_split(pattern: str, known: tuple[str, ...] | None, rescan: bool) -> Sh
     for url, names in zip(urls, found, strict=True):
         unknown = next((name for name in names if name not in at), None)
         if unknown is not None:
-            raise FolderError(f"{url} has class {unknown!r}, which the training shards have not: rename or remove it")
+            raise FolderError(
+                f"{shown(url)} has class {unknown!r}, which the training shards have not: rename or remove it"
+            )
     labels = [
         np.array([at[name] for name in names], dtype=np.int32)[t.labels]
         for names, t in zip(found, tables, strict=True)
@@ -101,13 +105,14 @@ def _table_of(url: str, rescan: bool) -> TarTable:
     table = None if rescan else load_table(url, size, mark)
     if table is None:
         try:
-            with open_shard(url) as file:
-                table = read_table(file, url, size)
+            with open_shard(url, size) as file:
+                table = read_table(file, shown(url), size)
         except FolderError:
             raise
         except Exception as error:  # OSError, and what drivers of remote places raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise FolderError(f"cannot read {url} ({reason}): check access, disk and network") from error
+            raise FolderError(
+                f"cannot read {shown(url)} ({shown_error(error)}): check access, disk and network"
+            ) from error
         save_table(url, size, mark, table)
     return table
 
@@ -122,7 +127,7 @@ def _check_depth(pattern: str, tables: Sequence[TarTable], classes: tuple[str, .
         return
     if all(table.names[index].count("/") > 1 for table in tables for index in range(len(table))):
         raise FolderError(
-            f"all images of {pattern} lie in folders below {classes[0]}/: members must begin with the class's folder"
+            f"all images of {shown(pattern)} lie in folders below {classes[0]}/: members must begin with the class's folder"
         )
 
 

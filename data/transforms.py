@@ -62,6 +62,7 @@ class TrainTransform:
         flip = generator.random() < self._hflip
         pixels = _crop_and_resize(image, box, (row.shape[0], row.shape[1]), self._interpolation)
         if flip:
+            # A second copy, yet quicker than one copy by a reversed view: this one moves many pixels at a time.
             pixels = pixels.flip(3)
         if self._augment is not None:
             pixels = self._augmented(pixels[0], seed)[None]

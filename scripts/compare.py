@@ -20,9 +20,10 @@ for folder in (ROOT, ROOT / "scripts"):
         sys.path.insert(0, str(folder))
 
 from ab import arms as ab_arms  # noqa: E402
-from ab import process, runner, settings, verdict  # noqa: E402
+from ab import measuring, process, settings, verdict  # noqa: E402
 
 from trainer.errors import EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
+from trainer.heap import ask_for_huge_pages  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None, start: process.Start | None = None) -> int:
@@ -30,11 +31,12 @@ def main(argv: Sequence[str] | None = None, start: process.Start | None = None) 
     try:
         words, flags = settings.split_command(sys.argv[1:] if argv is None else argv)
         args = settings.build_parser().parse_args(words)
-        if args.redraw:
+        settings.check_alone(args, flags)
+        if args.redraw is not None:
             path = Path(args.redraw)
             folder = Path(args.output_dir) if args.output_dir else path.parent
             folder.mkdir(parents=True, exist_ok=True)
-            return conclude(load(path), folder)
+            return conclude(load(path), folder, plots=not args.no_plots)
         return measure(args, words, flags, start)
     except RunError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -43,50 +45,87 @@ def main(argv: Sequence[str] | None = None, start: process.Start | None = None) 
 
 def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: process.Start | None) -> int:
     """Run what is not done yet, then judge and report, however it ended. Raises RunError."""
-    if args.resume:
+    if args.resume is not None:
         folder = Path(args.resume)
-        content = load(folder / runner.FILE)
-        content.pop("failure", None)
-        content["state"] = "running"
-        content["settings"].update({key: getattr(args, key) for key in ("rounds", "max_minutes") if getattr(args, key)})
+        content = taken_up(folder, args)
     else:
         asked = settings.read_settings(args, flags)
         found = ab_arms.parse_arms(asked.arms or ab_arms.DEFAULT_ARMS, asked.common)
+        if asked.in_process:
+            ab_arms.check_in_process(found)
         folder = Path(args.output_dir or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
-        if (folder / runner.FILE).exists():
+        if (folder / measuring.FILE).exists():
             raise UserError(
                 f"{folder} holds a comparison already: go on with --resume {folder}, or give another --output-dir"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        content = runner.new_content(asked, found, words, flags)
-    running = runner.Runner(folder, content, start or process.start_process(content["settings"]["nproc_per_node"]))
+        content = measuring.new_content(asked, found, words, flags)
+    running = open_measuring(folder, content, start)
     try:
         code = running.run()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except UserError:
-        if not content["runs"]:
-            (folder / runner.FILE).unlink(missing_ok=True)  # so that the corrected command may take the same folder
-        raise
+    except Exception as error:
+        if isinstance(error, UserError) and not content["runs"]:
+            (folder / measuring.FILE).unlink(missing_ok=True)  # so that the corrected command may take the same folder
+            raise
+        code = running.broke(error)
     running.save({EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed"))
-    judged = conclude(content, folder)
+    judged = conclude(content, folder, plots=not args.no_plots)
     if code == EXIT_INTERRUPTED:
         print(f"interrupted: python scripts/compare.py --resume {folder} goes on", file=sys.stderr, flush=True)
     return code or judged
 
 
-def conclude(content: dict[str, Any], folder: Path) -> int:
+def taken_up(folder: Path, args: Any) -> dict[str, Any]:
+    """The record in ``folder``, to go on with. Raises UserError."""
+    settings.check_numbers(vars(args))
+    content = load(folder / measuring.FILE)
+    begun = max((run["round"] + 1 for run in content["runs"]), default=0)
+    if args.rounds is not None and args.rounds < begun:
+        raise UserError(
+            f"{begun} rounds were measured or begun already, so --rounds {args.rounds} is too few: "
+            f"--from {folder / measuring.FILE} judges what is there"
+        )
+    content.pop("failure", None)
+    content["state"] = "running"
+    given = {key: getattr(args, key) for key in ("rounds", "max_minutes")}
+    content["settings"].update({key: value for key, value in given.items() if value is not None})
+    return content
+
+
+def open_measuring(folder: Path, content: dict[str, Any], start: process.Start | None) -> measuring.Measuring:
+    """Fresh processes, or all arms in this one."""
+    if not content["settings"].get("in_process"):
+        from ab.runner import Runner
+
+        return Runner(folder, content, start or process.start_process(content["settings"]["nproc_per_node"]))
+    if "hugepages" in content["common"]:
+        ask_for_huge_pages()  # before torch comes in
+    from ab.together import Together
+
+    return Together(folder, content)
+
+
+def conclude(content: dict[str, Any], folder: Path, plots: bool = True) -> int:
     """Verdicts, pictures and reports of what was measured; 3 where an arm's results differ."""
     from ab.board import write_layout
-    from ab.plots import draw_all
     from ab.report import write_reports
 
     verdicts = verdict.judge(content)
     content["verdicts"] = [one.record() for one in verdicts]
-    (folder / runner.FILE).write_text(json.dumps(runner.plain(content), indent=1) + "\n", encoding="utf-8")
-    page = write_reports(content, verdicts, draw_all(content, verdicts, folder), folder)
-    write_layout(folder)
-    print(f"report: {page}   curves: tensorboard --logdir {folder}")
+    (folder / measuring.FILE).write_text(json.dumps(measuring.plain(content), indent=1) + "\n", encoding="utf-8")
+    pictures = []
+    if plots:
+        from ab.plots import draw_all
+
+        pictures = draw_all(content, verdicts, folder)
+    page = write_reports(content, verdicts, pictures, folder)
+    curves = ""
+    if not content["settings"].get("in_process"):  # which leaves no run folders with curves
+        write_layout(folder)
+        curves = f"   curves: tensorboard --logdir {folder}"
+    print(f"report: {page}{curves}")
     for one in verdicts:
         print(f"results: {one.results.text}")
         print(f"verdict: {one.sentence}", flush=True)

@@ -137,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make(args: argparse.Namespace) -> int:
     """Write the shards and print how to train on them. Raises UserError."""
     out: Path = args.out
+    if any(sign in str(out) for sign in ("::", ":/", *"{}*?[]")):  # a Path leaves one of two slashes
+        raise UserError(
+            f"{out} would be read as an address or a pattern by --train-shards: name a folder without such signs"
+        )
     try:
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file: name a folder")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     yield start
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """A start for compare.py that runs train.main here, notes the flags and wraps the loader of the arms it is told."""
+    import torch
+
+    import train
+
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    calls: list[list[str]] = []
+
+    def run(flags: Sequence[str], log: Path) -> int:
+        calls.append(list(flags))
+        wrapper = next((wrap for arm, wrap in run.wrapped.items() if f"/{arm}" in flags[-1]), None)  # type: ignore[attr-defined]
+        with open(log, "w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            return train.main(flags, loader_wrapper=wrapper)
+
+    run.calls, run.wrapped = calls, {}  # type: ignore[attr-defined]
+    yield run
+    torch.set_num_threads(threads)
 
 
 SMALL = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --num-classes 4 --tensorboard false --print-freq 1 --epochs 1"

@@ -26,6 +26,13 @@ def photo(height: int, width: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
+def smooth(width: int, height: int) -> Image.Image:
+    """Three ramps, so that JPEG changes little; every corner differs."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    layers = [255 * columns / width, 255 * rows / height, 255 * (rows + columns) / (width + height)]
+    return Image.fromarray(np.stack(layers, axis=-1).astype(np.uint8))
+
+
 def ramp16(size: int = 40) -> Image.Image:
     """16-bit grey from 0 to 65535."""
     return Image.fromarray(np.linspace(0, 65535, size * size).reshape(size, size).astype(np.uint16))

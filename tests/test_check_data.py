@@ -1,4 +1,4 @@
-"""--check-data: every bad file by name and reason, counts, classes, twins; JSON; exit codes. No training."""
+"""--check-data: every bad file by name and reason, counts, twins; JSON; exit codes. No training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers import damage, make_folder, rename_val, write_image
 from PIL import Image
 
 from data.decode import Decoder
-from data.folder import FolderError, scan_data_dir
+from data.folder import scan_data_dir
 from data.preflight import CheckOptions, DataReport, Looker, check_indexes, lacks_its_end
 from data.preflight_report import BAD_SHOWN, as_json, as_lines, verdict
 from data.survey import survey
@@ -126,63 +126,6 @@ def test_a_jpeg_that_lacks_the_mark_alone_is_no_bad_file_where_training_reads_it
     number = next(n for n in range(len(index)) if index.name(n) == str(path))
     reasons = [Looker(index, Decoder(), full).__getitems__([number])[0].reason for full in (False, True)]
     assert reasons[0] == reasons[1]
-
-
-# Classes
-
-
-def test_every_class_mismatch_is_reported_and_the_files_are_checked_all_the_same(folder: Path) -> None:
-    (folder / "train/empty1").mkdir()
-    (folder / "train/empty2").mkdir()
-    write_image(folder / "val/stranger/x.jpg", size=8)
-    damage(folder)
-    report = checked(folder)
-    empty, unknown = report.findings
-    assert "train holds no image of 2 of 4 classes (empty1, empty2)" in empty
-    assert "val holds images of 1 of 3 classes (stranger) that train/ has not" in unknown
-    assert len(report.bad) == 4
-    assert report.splits["val"].images == 5
-    assert report.splits["train"].classes["empty1"] == 0
-    assert not report.ok
-
-
-def test_a_flat_val_and_a_missing_val_are_findings(folder: Path) -> None:
-    for path in sorted(folder.glob("val/*/*.jpg")):
-        path.rename(folder / "val" / f"{path.parent.name}{path.name}")
-    for name in "ab":
-        (folder / "val" / name).rmdir()
-    report = checked(folder)
-    assert len(report.findings) == 1
-    assert f"{folder}/val holds 4 images and no class folder" in report.findings[0]
-    assert report.splits["val"].images == 4
-    shutil.rmtree(folder / "val")
-    report = checked(folder)
-    assert report.findings == [f"{folder} has no val/ folder: DIR must hold train/ and val/, one folder a class"]
-    assert list(report.splits) == ["train"]
-    assert report.splits["train"].images == 8
-
-
-def test_a_list_of_labels_that_is_refused_is_a_finding_and_a_flat_val_then_none(folder: Path) -> None:
-    shutil.rmtree(folder / "val")
-    write_image(folder / "val/x.jpg", size=8)
-
-    def scan():
-        raise FolderError("--val-labels labels.csv names no file of val")
-
-    indexes, findings = survey(str(folder), scan, True)
-    assert findings == ["--val-labels labels.csv names no file of val"]
-    assert [len(index) for index in indexes.values()] == [8, 1]
-    _, findings = survey(str(folder), scan, False)
-    assert ["no class folder" in text for text in findings] == [True]
-
-
-def test_a_split_without_images_is_a_finding(folder: Path) -> None:
-    for path in folder.glob("val/*/*"):
-        path.unlink()
-    report = checked(folder)
-    assert [text.split(":")[0] for text in report.findings] == [f"no image below {folder}/val"]
-    assert report.splits["val"].images == 0
-    as_lines(report)
 
 
 # Twins

@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy_models
 import yaml
+from comparisons import QUICK, ROOT, TINY, content
 from helpers import make_folder, refused
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import compare  # noqa: E402
-from ab import runner, settings  # noqa: E402
-from ab.arms import Arm, changes_mathematics, check_resolved, parse_arms  # noqa: E402
-from ab.results import compare_results  # noqa: E402
-from ab.stats import RoundOf  # noqa: E402
-from ab.verdict import judge  # noqa: E402
-
-TINY = "-a toy_models:tiny --b 8 --synthetic-size 400 --image-size 32 --num-classes 4 --opt-level O0 --tensorboard false --cpu-heap default".split()
-QUICK = ["--rounds", "2", "--steps", "4", "--timing-warmup-steps", "1", "--output-dir", "out"]
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """A start that runs train.main here, notes the flags and wraps the loader of the arms it is told."""
-    import torch
-
-    import train
-
-    monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    calls: list[list[str]] = []
-
-    def run(flags: Sequence[str], log: Path) -> int:
-        calls.append(list(flags))
-        wrapper = next((wrap for arm, wrap in run.wrapped.items() if f"/{arm}" in flags[-1]), None)  # type: ignore[attr-defined]
-        with open(log, "w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            return train.main(flags, loader_wrapper=wrapper)
-
-    run.calls, run.wrapped = calls, {}  # type: ignore[attr-defined]
-    yield run
-    torch.set_num_threads(threads)
-
-
-def content(folder: str = "out") -> dict[str, Any]:
-    return json.loads(Path(folder, "comparison.json").read_text())
-
-
-def fake_run(arm: str, index: int, seconds: Sequence[float] = (0.1, 0.1, 0.1), **changes: Any) -> dict[str, Any]:
-    """What a run of an arm leaves in comparison.json."""
-    count = len(seconds)
-    epoch = {"epoch": 0, "warmup_steps": 0, "seconds": list(seconds), "data_wait": [0.0] * count, "images": [8] * count}
-    resolved = {"opt_level": "O0", "device": "cpu", "channels_last": arm != "a"}
-    base = {"losses": [1.0, 0.9], "skipped_steps": 0, "peak_memory_gib": 1.0, "final": None, "resolved": resolved}
-    return {"arm": arm, "round": index, "exit_code": 0, "epochs": [epoch], **base, **changes}
-
-
-def judged(runs: list[dict[str, Any]]) -> Any:
-    (found,) = judge({"arms": [{"name": "a"}, {"name": "b"}], "runs": runs, "settings": {"nproc_per_node": 1}})
-    return found
+import compare  # isort: skip
+from ab import measuring, runner, settings  # isort: skip
+from ab.arms import Arm, check_resolved, parse_arms  # isort: skip
+from ab.stats import RoundOf  # isort: skip
+from trainer.cli import parse  # isort: skip
 
 
 def test_the_tutorials_comparison_in_one_command(start, capsys):
@@ -160,30 +109,24 @@ def test_a_tenth_more_time_a_step_is_slower_by_1_10(start, monkeypatch):
 
 @pytest.mark.slow
 def test_equal_arms_in_real_processes_show_no_difference(tmp_path):
-    flags = "-a resnet18 --b 8 --image-size 32 --num-classes 4 --opt-level O0 --tensorboard false".split()
-    command = [sys.executable, str(ROOT / "scripts/compare.py"), "--rounds", "2", "--steps", "5", "--timing-warmup-steps", "2",
-               "--arm", "one:", "--arm", "two:", "--output-dir", str(tmp_path / "out"), "--", *flags]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "different" not in done.stdout.splitlines()[-1]
-    assert content(str(tmp_path / "out"))["verdicts"][0]["results"]["kind"] == "equal"
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_the_run_reports_and_resumes(tmp_path):
-    command = [sys.executable, str(ROOT / "scripts/compare.py")]
-    flags = [*TINY, "-a", "toy_models:sleepy"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    child = subprocess.Popen([*command, *QUICK, "--", *flags], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
-    path = tmp_path / "out" / "comparison.json"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (path.exists() and json.loads(path.read_text())["runs"]):
-        time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert json.loads(path.read_text())["state"] == "interrupted"
-    assert (tmp_path / "out" / "report.html").exists()
+    """Chance alone finds a difference once in twenty, so a second comparison may take it back."""
+    flags = "-a resnet18 --b 8 --image-size 32 --num-classes 4 --opt-level O0 --tensorboard false --synthetic-size 400".split()
+    command = [sys.executable, str(ROOT / "scripts/compare.py"), "--rounds", "3", "--steps", "12", "--timing-warmup-steps", "3",
+               "--no-plots", "--arm", "one:", "--arm", "two:"]  # fmt: skip
+    kinds = []
+    for attempt in ("first", "second"):
+        out = str(tmp_path / attempt)
+        done = subprocess.run(
+            [*command, "--output-dir", out, "--", *flags], capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        (found,) = content(out)["verdicts"]
+        assert found["results"]["kind"] == "equal"
+        kinds.append(found["kind"])
+        if kinds[-1] not in ("faster", "slower"):
+            break
+    # A machine that is busy with something else may be too unsteady for a verdict.
+    assert kinds[-1] in ("no difference", "unstable")
 
 
 @pytest.mark.parametrize("source", ["synthetic", "folder"])
@@ -238,38 +181,8 @@ def test_named_comparisons_can_be_parsed(path, monkeypatch):
     arms = parse_arms(asked.arms, asked.common)
     assert 2 <= len(arms) <= 8
     assert asked.title
-
-
-def test_a_failed_run_shows_its_last_lines_and_a_resume_goes_on(start, capsys, monkeypatch):
-    real, failing = start, {"on": True}
-
-    def flaky(flags: Sequence[str], log: Path) -> int:
-        if failing["on"] and "channels_last/round-2" in flags[-1]:
-            log.write_text("some lines\nRuntimeError: this arm is broken\n")
-            return 1
-        return real(flags, log)
-
-    assert compare.main([*QUICK, "--", *TINY], flaky) == 1
-    out = capsys.readouterr().out
-    assert "RuntimeError: this arm is broken" in out
-    assert content()["state"] == "failed"
-    assert "this arm is broken" in Path("out/report.html").read_text()
-    failing["on"], done = False, len(start.calls)
-    assert compare.main(["--resume", "out"], flaky) == 0
-    assert len(start.calls) - done == 2  # what had ended is not run again
-    assert (content()["state"], len(content()["runs"])) == ("done", 4)
-    assert "failure" not in content()
-
-
-def test_an_interrupted_run_is_130_and_reported(start, capsys):
-    def interrupted(flags: Sequence[str], log: Path) -> int:
-        return 130 if "round-2" in flags[-1] else start(flags, log)
-
-    assert compare.main([*QUICK, "--", *TINY], interrupted) == 130
-    assert "--resume out" in capsys.readouterr().err
-    assert content()["state"] == "interrupted"
-    assert content()["verdicts"][0]["kind"] == "unstable"  # one round has no interval
-    assert Path("out/report.html").exists()
+    # With a larger one rounding grows past the tolerance of the losses within five steps.
+    assert parse(asked.common).config.lr == 0.0001
 
 
 def test_too_long_is_refused_with_a_command_that_fits(start, capsys):
@@ -283,36 +196,11 @@ def test_too_long_is_refused_with_a_command_that_fits(start, capsys):
 
 
 def test_fewer_rounds_are_offered_where_three_fit(start):
-    given = runner.new_content(settings.Settings(rounds=10), [], ["--rounds", "10", "--config=x"], ["-a", "resnet18"])
-    told = runner.Runner(Path("."), given, start)._too_long(60 * 60)
+    given = measuring.new_content(
+        settings.Settings(rounds=10), [], ["--rounds", "10", "--config=x"], ["-a", "resnet18"]
+    )
+    told = runner.Runner(Path("."), given, start).too_long(60 * 60)
     assert told.endswith("python scripts/compare.py --config=x --rounds 5 -- -a resnet18")
-
-
-def test_a_mistake_in_an_arms_flags_is_one_sentence(start, capsys):
-    for argv, part in [
-        (["--arm", "a: --nonsense", "--arm", "b:"], "arm a: unknown flag --nonsense"),
-        (["--arm", "a:"], "2 to 8 arms"),
-        (["--arm", "a:", "--arm", "a: --compile"], "two arms are called 'a'"),
-        (["--arm", "no colon", "--arm", "b:"], "NAME: flags"),
-        (["--arm", "a/b:", "--arm", "b:"], "name is made of"),
-        (["--config", "nonsense"], "configs/ab/ holds"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--nonsense"], "--nonsense"),
-        (["--from", "nothing.json"], "nothing.json"),
-        (["--", "--output-dir", "x"], "--output-dir is set by the comparison"),
-    ]:
-        assert compare.main(argv, start) == 2
-        error = capsys.readouterr().err
-        assert part in error
-        assert len(error.splitlines()) == 1
-    assert start.calls == []
-
-
-def test_help_needs_no_torch():
-    code = "import sys; sys.argv = ['compare.py', '--help']; import runpy\ntry: runpy.run_path('scripts/compare.py', run_name='__main__')\nexcept SystemExit as end: assert end.code == 0\nassert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--arm" in done.stdout
 
 
 def test_arms_name_their_settings_and_may_differ_in_nothing_else():
@@ -326,76 +214,10 @@ def test_arms_name_their_settings_and_may_differ_in_nothing_else():
 
 def test_everyone_goes_first_equally_often():
     arms = [Arm(name, (), ()) for name in "ab"]
-    rounds = ["".join(arm.name for arm in runner.order(arms, index)) for index in range(4)]
+    rounds = ["".join(arm.name for arm in measuring.order(arms, index)) for index in range(4)]
     assert rounds == ["ab", "ba", "ba", "ab"]
     three = [Arm(name, (), ()) for name in "abc"]
-    assert len({"".join(arm.name for arm in runner.order(three, index)) for index in range(6)}) == 6
-
-
-def test_what_changes_the_mathematics():
-    base = {"batch_size": 8, "channels_last": False, "sync_bn": False, "workers": 1}
-    assert changes_mathematics(base, {**base, "channels_last": True, "workers": 2}) == []
-    assert changes_mathematics(base, {**base, "batch_size": 16}) == ["batch_size"]
-    assert changes_mathematics(base, {**base, "sync_bn": True}) == []
-    assert changes_mathematics(base, {**base, "sync_bn": True}, processes=2) == ["sync_bn"]
-
-
-@pytest.mark.parametrize(
-    ("level", "losses", "skipped", "kind"),
-    [
-        ("O0", [1.0, 1.0], 0, "equal"),
-        ("O0", [1.00005, 1.0005], 0, "equal"),
-        ("O0", [1.0003, 1.0], 0, "different"),
-        ("O0", [1.0, 1.003], 0, "different"),
-        ("O2", [1.01, 1.1], 0, "equal"),
-        ("O2", [1.03, 1.0], 0, "different"),
-        ("O2", [1.0, 9.0], 2, "not comparable"),
-        ("O2", [1.03, 1.0], 2, "different"),
-        ("O0", [None, 1.0], 0, "different"),
-    ],
-)
-def test_losses_against_the_tolerance_of_the_coarser_arm(level, losses, skipped, kind):
-    one = fake_run("a", 0, losses=[1.0, 1.0])
-    other = fake_run("b", 0, losses=losses, skipped_steps=skipped)
-    other["resolved"]["opt_level"] = level
-    assert compare_results([one], [other]).kind == kind
-
-
-def test_another_batch_size_is_not_applicable_and_never_exit_3():
-    one, other = fake_run("a", 0), fake_run("b", 0, losses=[7.0])
-    one["resolved"]["batch_size"], other["resolved"]["batch_size"] = 8, 16
-    assert compare_results([one], [other]).kind == "not applicable"
-
-
-def rounds_of(second: Sequence[float], **changes: Any) -> list[dict[str, Any]]:
-    return [run for index, seconds in enumerate(second)
-            for run in (fake_run("a", index), fake_run("b", index, [seconds] * 3, **changes))]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("second", "kind", "part"),
-    [
-        ([0.08, 0.081, 0.0805, 0.08], "faster", "faster than a by 1.2"),
-        ([0.11, 0.1101, 0.1099, 0.11], "slower", "slower than a by 1.100 x"),
-        ([0.1, 0.101, 0.099, 0.1], "no difference", "would have been found 4 times in 5"),
-        ([0.08, 0.12, 0.07, 0.15], "unstable", "run more rounds"),
-        ([0.08], "unstable", "single round"),
-    ],
-)
-def test_verdicts(second, kind, part):
-    found = judged(rounds_of(second))
-    assert found.kind == kind
-    assert part in found.sentence
-
-
-def test_the_first_line_of_several_kinds_is_the_one_that_matters_most():
-    slow_data = rounds_of([0.05, 0.05, 0.05])
-    for run in slow_data:
-        run["epochs"][0]["data_wait"] = [0.4 * second for second in run["epochs"][0]["seconds"]]
-    assert judged(slow_data).kind == "input-bound"
-    for run in slow_data:
-        run["losses"] = [1.0] if run["arm"] == "a" else [2.0]
-    assert judged(slow_data).kind == "different results"
+    assert len({"".join(arm.name for arm in measuring.order(three, index)) for index in range(6)}) == 6
 
 
 def test_a_rounds_rate_is_that_of_the_median_step():

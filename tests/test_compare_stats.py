@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
+import comparisons  # noqa: F401  (puts scripts/ on the path)
 import numpy as np
 import pytest
-import test_compare  # noqa: F401  (puts scripts/ on the path)
 from ab.stats import Ratio, RoundOf, compare, t975
 
 RECORDED = Path(__file__).parent / "data" / "step_times_cpu.json"

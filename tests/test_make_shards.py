@@ -139,6 +139,16 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: Shown) -> N
     assert "--style" in refused(capsys, folder, tmp_path / "dst", "--style", "zip")
 
 
+@pytest.mark.parametrize("name", ["sh::x", "s3://bucket/x", "{a,b}", "[old]", "x*"])
+def test_a_name_that_train_would_not_take_for_a_folder_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, name: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "would be read as an address or a pattern" in refused(capsys, folder, name)
+    assert os.listdir() == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
 def test_an_interruption_leaves_nothing_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, error: BaseException

@@ -81,8 +81,8 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
             f"{resolved.image_size} pixels; made in memory, so --workers is not used"
         )
     else:
-        where = resolved.data_dir or f"{resolved.train_shards}, {resolved.val_shards}"
-        console.say(f"data: {where}: train {train.describe()}; val {val.describe()}")
+        # Tar files are named by their index: an address may hold a password.
+        console.say(f"data: {resolved.data_dir or 'tar files'}: train {train.describe()}; val {val.describe()}")
         console.say(
             f"images: train crop {resolved.image_size}, val crop {resolved.val_image_size} of {resolved.val_resize}, {resolved.interpolation}, "
             f"mean {resolved.mean}, std {resolved.std}; {resolved.workers} workers a rank"

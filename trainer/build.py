@@ -59,11 +59,18 @@ class Built:
     channels_last: bool
 
 
-def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_images: int | None = None) -> Built:
+def build_stepper(
+    config: TrainConfig,
+    group: Group,
+    new_weights: bool,
+    train_images: int | None = None,
+    estimate_memory: bool = True,
+) -> Built:
     """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
     ``train_images``: of an epoch, over all ranks; ``--channels-last auto`` is settled in bounds that follow from it.
+    ``estimate_memory``: a second or two on a CPU, which ``--cpu-heap auto`` decides by.
     """
     assert config.num_classes is not None
     assert config.opt_level is not None
@@ -73,7 +80,7 @@ def build_stepper(config: TrainConfig, group: Group, new_weights: bool, train_im
     frozen = freeze_backbone(model, config.arch, config.num_classes) if config.freeze_backbone else None
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
-    heap = _set_heap(model, config, options, group)
+    heap = _set_heap(model, config, options, group, estimate_memory)
     lines = [line for line in (loaded, frozen) if line]
     if config.channels_last == "auto":
         passes = expected_passes(config, train_images, group.world_size)
@@ -138,20 +145,18 @@ def _load_weights(model: nn.Module, config: TrainConfig, group: Group) -> str | 
     return line
 
 
-def _set_heap(model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group) -> dict[str, Any]:
+def _set_heap(
+    model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group, estimate: bool
+) -> dict[str, Any]:
     """Choose the CPU's heap before the first large activation; the same choice on every rank of a machine."""
     if group.device.type != "cpu":
         return {"choice": "default", "why": "the device is no CPU", "expected": None, "free": None}
     assert config.image_size is not None
     level = options.opt_level
     batch = min(config.batch_size, config.micro_batch or config.batch_size)
-    expected = expected_memory(
-        model,
-        config.image_size,
-        batch,
-        1.0 if level == "O0" else 0.5,
-        _BYTES_A_PARAMETER[level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE),
-    )
+    share = 1.0 if level == "O0" else 0.5
+    state = _BYTES_A_PARAMETER[level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE)
+    expected = expected_memory(model, config.image_size, batch, share, state) if estimate else None
     expected = expected and expected * group.ranks.local_world_size
     free = group.on_main(free_memory)
     choice, why = choose_heap(config.cpu_heap, "cpu", expected, free)

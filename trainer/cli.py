@@ -19,6 +19,7 @@ from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig
 from trainer.config_file import read_config_file
 from trainer.errors import UserError
 from trainer.flags import GROUPS, ROWS, Row
+from trainer.peer_flags import translate
 
 _NUMBER = r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE)
@@ -50,15 +51,17 @@ _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed command line: the settings, and which of them were given (not defaults)."""
+    """A parsed command line: the settings, which of them were given (not defaults), and lines for the log."""
 
     config: TrainConfig
     given: Mapping[str, Any]
+    notices: Sequence[str] = ()
 
 
 def parse(argv: Sequence[str] | None = None) -> Request:
     """Parse ``argv`` (default: the process's). Raises UserError; ``--help`` raises SystemExit(0)."""
-    tokens, folders = _bind_optional_values(list(sys.argv[1:] if argv is None else argv))
+    tokens, notices = translate(sys.argv[1:] if argv is None else argv, _FLAGS)
+    tokens, folders = _bind_optional_values(tokens)
     namespace, extras = build_parser().parse_known_args(tokens)
     flags = {key: value for key, value in vars(namespace).items() if value is not None}
     config_file = flags.pop("config", None)
@@ -70,7 +73,7 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     given = _overlay(from_file, typed(flags, from_file))
     config = _build(given)
     given.update({key: getattr(config, key) for key in _PATHS if key in given})
-    return Request(config, given)
+    return Request(config, given, notices)
 
 
 def merge_with_checkpoint(given: Mapping[str, Any], saved: Mapping[str, Any]) -> TrainConfig:

@@ -109,7 +109,7 @@ def _resolve_run(
 ) -> TrainConfig:
     if config.num_classes and folder_classes and config.num_classes < folder_classes:
         raise UserError(
-            f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir or config.train_shards}"
+            f"--num-classes {config.num_classes} is fewer than the {folder_classes} classes of {config.data_dir or 'the tar files'}"
         )
     if config.sync_bn and device.type != "cuda":
         raise UserError("--sync-bn needs CUDA: torch has no synchronized batch norm for a CPU; drop the flag")

@@ -96,7 +96,7 @@ def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, st
     means = scores.main
     record: dict[str, Any] = {
         "epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen,
-        **scores.record(), "val_images": means.images,
+        **scores.record(),
     }  # fmt: skip
     console, files = engine.report.console, engine.report.files
     console.say(

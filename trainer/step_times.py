@@ -62,6 +62,7 @@ class StepTimes:
             "epoch": epoch,
             "clock": timer.clock_name,
             "warmup_steps": timer.warmup_steps,
+            "planned_steps": timer.planned_steps,
             **timer.per_step(),
             "losses": losses,
             "skipped_steps": skipped_steps,

@@ -48,6 +48,7 @@ class StepTimer:
         self._keep = keep_steps
         self._kept: list[tuple[Any, int, list[tuple[Any, Any]]]] = []  # a step's end, its images, its waits
         self._waits: list[tuple[Any, Any]] = []
+        self.planned_steps = planned_steps
         # Too few steps to leave the warm-up out: time all but the first.
         self.shortened = planned_steps < 2 * warmup_steps
         self.warmup_steps = max(0, min(1, planned_steps - 1)) if self.shortened else warmup_steps

@@ -33,14 +33,16 @@ class Scores:
     raw: Means | None = None
 
     def record(self) -> dict[str, Any]:
-        """``val_loss``, ``val_acc1``, ``val_acc5``; the same as ``val_ema_*`` and ``val_raw_*`` of what there is."""
+        """``val_loss``, ``val_acc1``, ``val_acc5``; the same as ``val_ema_*`` and ``val_raw_*`` of what there
+        is; ``val_images``, their number."""
         found = {"val": self.main, "val_ema": self.ema, "val_raw": self.raw}
-        return {
+        record = {
             f"{prefix}_{key}": getattr(means, key)
             for prefix, means in found.items()
             if means is not None
             for key in ("loss", "acc1", "acc5")
         }
+        return {**record, "val_images": self.main.images}
 
 
 class Validation:

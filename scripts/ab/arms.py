@@ -37,9 +37,14 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 # Settings with which two runs are meant to have the same losses, whatever their speed.
 _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
-    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof",
+    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof", "audit_layout",
     "dist_timeout", "model_ema", "ema_eval",
 }  # fmt: skip
+# Settings in which models side by side in one process may differ; the heap, threads, loader and batches are the process's.
+IN_PROCESS = (
+    "arch", "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "micro_batch", "lr", "momentum",
+    "weight_decay", "label_smoothing", "clip_grad_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,25 +65,32 @@ class Arm:
 
 def parse_arms(texts: Sequence[str] | Mapping[str, str], common: Sequence[str]) -> list[Arm]:
     """Arms from ``NAME: flags`` texts or from a mapping. Raises UserError, also where train.py would refuse the flags."""
-    pairs = list(texts.items()) if isinstance(texts, Mapping) else [_split(text) for text in texts]
+    pairs = list(texts.items()) if isinstance(texts, Mapping) else [name_and_flags(text, "--arm") for text in texts]
     names = [name for name, _ in pairs]
     if not 2 <= len(pairs) <= MOST_ARMS:
         raise UserError(
             f"a comparison takes 2 to {MOST_ARMS} arms, got {len(pairs)}: give --arm 'NAME: flags' for each"
         )
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise UserError(f"an arm's name is made of letters, digits, '.', '_' and '-', got {name!r}")
+        _check_name(name, "an arm")
         if names.count(name) > 1:
             raise UserError(f"two arms are called {name!r}: give each a name of its own")
     return [_arm(name, text, common) for name, text in pairs]
 
 
-def _split(text: str) -> tuple[str, str]:
+def name_and_flags(text: str, option: str) -> tuple[str, str]:
+    """Both parts of a ``NAME: flags`` text given to ``option``. Raises UserError."""
     name, colon, flags = text.partition(":")
     if not colon:
-        raise UserError(f"--arm takes 'NAME: flags', got {text!r}")
+        raise UserError(f"{option} takes 'NAME: flags', got {text!r}")
+    _check_name(name.strip(), option)
     return name.strip(), flags
+
+
+def _check_name(name: str, owner: str) -> None:
+    """Names become folders."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(f"{owner}: a name is made of letters, digits, '.', '_' and '-', got {name!r}")
 
 
 def _arm(name: str, text: str, common: Sequence[str]) -> Arm:
@@ -110,6 +122,17 @@ def check_resolved(arms: Sequence[Arm], resolved: Sequence[Mapping[str, Any]], i
             raise UserError(
                 f"arms {arms[0].name} and {arm.name} also differ in {found}, which no arm names: set it for both after --"
             )
+
+
+def check_in_process(arms: Sequence[Arm]) -> None:
+    """Raise UserError where an arm names a setting that arms in one process share."""
+    for arm in arms:
+        for key in arm.named:
+            if key not in IN_PROCESS:
+                raise UserError(
+                    f"arm {arm.name}: arms in one process share its heap, threads, loader and batches, so they cannot differ in "
+                    f"{flag_of(key)}: drop --in-process, or give the flag after -- for all arms"
+                )
 
 
 def changes_mathematics(first: Mapping[str, Any], second: Mapping[str, Any], processes: int = 1) -> list[str]:

@@ -49,7 +49,7 @@ def run_once(start: Start, flags: Sequence[str], folder: Path) -> dict[str, Any]
     if folder.exists():
         shutil.rmtree(folder)  # what an interrupted attempt left
     folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.with_name(f"{folder.name}.log")
+    log = log_of(folder)
     began = time.perf_counter()
     code = start([*flags, "--output-dir", str(folder)], log)
     seconds = time.perf_counter() - began
@@ -58,6 +58,11 @@ def run_once(start: Start, flags: Sequence[str], folder: Path) -> dict[str, Any]
     if code == 0:
         record.update(read_run(folder))
     return record
+
+
+def log_of(folder: Path) -> Path:
+    """What a run prints, beside its folder."""
+    return folder.with_name(f"{folder.name}.log")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -70,20 +75,19 @@ def read_run(folder: Path) -> dict[str, Any]:
         resolved = yaml.safe_load((folder / "resolved.yaml").read_text(encoding="utf-8"))
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        first = epochs[0]
-    except (OSError, ValueError, IndexError) as error:
-        raise RunError(f"{folder} holds no readable step times: {error}") from error
-    final = [row for row in rows if row["kind"] == "epoch"]
-    keys = ("train_loss", "val_loss", "val_acc1")
-    return {
-        "epochs": epochs,
-        "losses": first["losses"],
-        "skipped_steps": epochs[-1]["skipped_steps"],
-        "peak_memory_gib": epochs[-1]["peak_memory_gib"],
-        "final": {key: final[-1][key] for key in keys} if final else None,
-        "resolved": resolved,
-        "environment": environment,
-    }
+        final = [row for row in rows if row["kind"] == "epoch"]
+        keys = ("train_loss", "val_loss", "val_acc1", "val_images")
+        return {
+            "epochs": epochs,
+            "losses": epochs[0]["losses"],
+            "skipped_steps": epochs[-1]["skipped_steps"],
+            "peak_memory_gib": epochs[-1]["peak_memory_gib"],
+            "final": {key: final[-1][key] for key in keys} if final else None,
+            "resolved": resolved,
+            "environment": environment,
+        }
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise RunError(f"{folder} holds no readable step times: {error!r}") from error
 
 
 def steady(run: dict[str, Any]) -> dict[str, list[float]]:

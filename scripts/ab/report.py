@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ab.finals import NAMES
 from ab.process import steady
-from ab.verdict import Verdict, data_wait, done_by_arm, round_of
+from ab.tally import few_steps, told_steps
+from ab.verdict import UNSTABLE, WIDE, Verdict, data_wait, done_by_arm, round_of
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
@@ -63,16 +65,23 @@ def final_lines(content: Mapping[str, Any]) -> list[str]:
     for name, found in done_by_arm(content).items():
         finals = [run["final"] for run in found.values() if run.get("final")]
         if finals:
-            values = ", ".join(
-                f"{key} {statistics.median(final[key] or 0.0 for final in finals):.4f}" for key in finals[0]
-            )
+            values = ", ".join(_told_final(key, [final[key] for final in finals]) for key in NAMES)
             lines.append(f"{name}: {values} (median over {len(finals)} rounds)")
     return lines
 
 
+def _told_final(key: str, values: Sequence[float | None]) -> str:
+    finite = [value for value in values if value is not None]
+    if not finite:
+        return f"{key} not finite"
+    missing = len(values) - len(finite)
+    suffix = f" (not finite in {missing} of {len(values)} rounds)" if missing else ""
+    return f"{key} {statistics.median(finite):.4f}{suffix}"
+
+
 def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran, and where."""
-    environment, settings = content["environment"] or {}, content["settings"]
+    environment = content["environment"] or {}
     machine = [str(environment[key]) for key in ("gpu", "cpu") if environment.get(key)]
     found = [
         ("state", content["state"]),
@@ -80,20 +89,35 @@ def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("versions", f"torch {environment.get('torch')}, Python {environment.get('python')}, revision {environment.get('git_revision')}"),
         ("flags of all arms", shlex.join(content["common"])),
         *((f"arm {arm['name']}", shlex.join(arm["flags"]) or "no flags of its own") for arm in content["arms"]),
-        ("method", f"{settings['rounds']} rounds of fresh processes in alternating order, {settings['steps']} timed steps each after "
-                   f"{settings['timing_warmup_steps']} left out; median step of a round, ratio round by round, geometric mean, "
-                   "95 % t interval with a bootstrap standard error over rounds and steps"),
+        ("method", f"{told_steps(content)}; median step of a round, ratio round by "
+                   "round, geometric mean, 95 % t interval with a bootstrap standard error over rounds and steps; unstable where "
+                   f"the ratio's standard deviation over rounds is above {100 * UNSTABLE:.0f} %, or where the interval holds 1 and "
+                   f"reaches further than {100 * WIDE:.0f} %"),
     ]  # fmt: skip
     if content.get("cpu_heap"):
         found.insert(3, ("CPU heap", f"{content['cpu_heap']}, the same for all arms"))
+    note = few_steps(content)
+    if note:
+        found.insert(0, ("note", note))
     return found
 
 
+def label(content: Mapping[str, Any]) -> str:
+    """What a reader has to know of a comparison in one process; empty for one of fresh processes."""
+    if not content["settings"].get("in_process"):
+        return ""
+    return "In one process: a quick look. The arms share heap and caches, and one figure of memory; the loader is in no time."
+
+
 def _markdown(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures: Sequence[tuple[str, Path]]) -> str:
-    lines = [f"# {_title(content)}", ""]
+    lines = [f"# {_title(content)}", "", *([f"*{label(content)}*", ""] if label(content) else [])]
     for verdict in verdicts:
         lines += [f"- **{verdict.sentence}**", f"  - results: {verdict.results.text}"]
     lines += ["- nothing to judge yet"] if not verdicts else []
+    if content.get("failure"):
+        failure = content["failure"]
+        lines += ["", f"Arm {failure['arm']} ended with exit code {failure['exit_code']}:", ""]
+        lines += [f"    {line}" for line in failure["last_lines"]]
     lines += ["", "| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
     lines += ["| " + " | ".join(row) + " |" for row in table(content, verdicts)]
     lines += ["", *[f"- {line}" for line in final_lines(content)], ""]
@@ -106,6 +130,7 @@ def _markdown(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures:
 def _html(content: Mapping[str, Any], verdicts: Sequence[Verdict], pictures: Sequence[tuple[str, Path]]) -> str:
     escape = html.escape
     parts = [f"<h1>{escape(_title(content))}</h1>"]
+    parts += [f'<p class="quiet">{escape(label(content))}</p>'] if label(content) else []
     for verdict in verdicts:
         kind = verdict.kind.split()[0]
         parts.append(

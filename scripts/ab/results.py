@@ -1,4 +1,4 @@
-"""Whether two arms compute the same: losses of the first steps, within what their precision allows."""
+"""Whether two arms compute the same: losses of the first steps within what their precision allows, and the ends of whole epochs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ab.arms import changes_mathematics
+from ab.finals import compare_finals, relative, shown
 
 FLOAT32, HALF = 1e-4, 2e-2
 COMPARED = 5
 LATER = 10.0  # steps 2 to 5 follow updates that differ a little already
+_PERHAPS_ROUNDING = "; the first step agrees, so rounding that grows at this learning rate may be the cause: repeat with a smaller --lr to tell"
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,29 @@ def tolerance(resolved: Mapping[str, Any]) -> float:
 
 
 def compare_results(
-    baseline: Sequence[Mapping[str, Any]], candidate: Sequence[Mapping[str, Any]], processes: int = 1
+    baseline: Sequence[Mapping[str, Any]],
+    candidate: Sequence[Mapping[str, Any]],
+    processes: int = 1,
+    training: bool = True,
 ) -> Results:
-    """Runs paired by round, same seed and order of data; the worst pair counts."""
-    first, second = baseline[0]["resolved"], candidate[0]["resolved"]
-    changed = changes_mathematics(first, second, processes)
+    """Runs paired by round, same seed and order of data; the worst pair counts. ``training``: weights change from step to
+    step."""
+    changed = changes_mathematics(baseline[0]["resolved"], candidate[0]["resolved"], processes)
     if changed:
-        return Results("not applicable", f"not applicable: {', '.join(changed)} differ, so the losses are meant to")
-    bound = max(tolerance(first), tolerance(second))
+        verb = "differs" if len(changed) == 1 else "differ"
+        return Results("not applicable", f"not applicable: {', '.join(changed)} {verb}, so the losses are meant to")
+    first = _first_steps(baseline, candidate, _PERHAPS_ROUNDING if training else "")
+    kind, text = compare_finals(baseline, candidate)
+    if not kind or first.kind == "different":
+        return first
+    if kind == "different":
+        return Results("different", text + _PERHAPS_ROUNDING)
+    return Results(first.kind if kind == "equal" else kind, f"{first.text}; {text}")
+
+
+def _first_steps(baseline: Sequence[Mapping[str, Any]], candidate: Sequence[Mapping[str, Any]], hint: str) -> Results:
+    """``hint``: what is added where a later step parts and the first does not."""
+    bound = max(tolerance(baseline[0]["resolved"]), tolerance(candidate[0]["resolved"]))
     worst, skipped, compared = 0.0, 0, 0
     for one, other in zip(baseline, candidate, strict=True):
         skipped = max(skipped, one["skipped_steps"], other["skipped_steps"])
@@ -51,7 +68,8 @@ def compare_results(
             if apart > allowed:
                 return Results(
                     "different",
-                    f"the loss of step {step + 1} is {_shown(left)} and {_shown(right)}, {apart:.2g} apart (relative), {allowed:g} allowed",
+                    f"the loss of step {step + 1} is {shown(left, 6)} and {shown(right, 6)}, {apart:.2g} apart (relative), "
+                    f"{allowed:g} allowed{hint if step else ''}",
                 )
             worst, compared = max(worst, apart), max(compared, step + 1)
     if skipped:
@@ -62,14 +80,3 @@ def compare_results(
         return Results("not comparable", "not comparable: no loss was recorded")
     return Results("equal", f"losses of the first {compared} steps at most {worst:.2g} apart (relative; {bound:g} allowed, "
                             f"{LATER * bound:g} from step 2)")  # fmt: skip
-
-
-def relative(left: float | None, right: float | None) -> float:
-    """Distance over the larger magnitude; infinite where one of them is not finite."""
-    if left is None or right is None:
-        return float("inf")
-    return abs(left - right) / max(abs(left), abs(right), 1e-12)
-
-
-def _shown(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.6f}"

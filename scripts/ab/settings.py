@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "ab"
 # Flags that the comparison itself gives to every run.
 _OURS = ("--output-dir", "--resume", "--stop-after-steps", "--step-times", "--timing-warmup-steps")
+_HELP = ("-h", "--help")
+_LEAST = {"rounds": 1, "steps": 1, "timing_warmup_steps": 0, "nproc_per_node": 1, "epochs": 1}
+# Options that stand alone: why, and what may still be given beside them.
+_ALONE = {
+    "resume": ("--resume goes on as it was asked", ("rounds", "max_minutes", "no_plots")),
+    "redraw": ("--from runs nothing", ("output_dir", "no_plots")),
+}
+MODES = ("train", "inference")
 _FILE_KEYS = ("title", "flags", "arms", "rounds", "timing_warmup_steps", "steps", "max_minutes", "without_cuda")
 
 
@@ -32,6 +41,8 @@ class Settings:
     max_minutes: float = 30.0
     epochs: int | None = None
     nproc_per_node: int = 1
+    in_process: bool = False
+    mode: str = "train"
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,7 +56,8 @@ def build_parser() -> Parser:
         usage="compare.py [options] -- [train.py flags] [DIR]",
         description="Measure arms of train.py against each other: rounds of fresh processes in alternating order, median steady "
         "step times, a ratio with a 95 % interval, the losses side by side, a verdict and a report.",
-        epilog="Without --arm and --config the arms are contiguous (--channels-last false) and channels_last. Exit codes: 0 done; "
+        epilog="--resume takes --rounds, --max-minutes and --no-plots beside it, --from takes --output-dir and --no-plots. "
+        "Without --arm and --config the arms are contiguous (--channels-last false) and channels_last. Exit codes: 0 done; "
         "1 a run failed; 2 a mistake in flags; 3 the arms' results differ; 130 interrupted.",
         allow_abbrev=False,
     )
@@ -59,6 +71,18 @@ def build_parser() -> Parser:
     add("--max-minutes", type=float, metavar="M", help="stop before the first round if all would take longer (30)")
     add("--epochs", type=int, metavar="N", help="train this many whole epochs and compare final loss and accuracy too")
     add("--nproc-per-node", type=int, metavar="N", help="processes of a run, started by torchrun (1)")
+    add(
+        "--in-process",
+        action="store_true",
+        default=None,
+        help="a quick look: all models in one process, alternating steps",
+    )
+    add(
+        "--mode",
+        choices=MODES,
+        help="with --in-process, inference times forward passes of the model in eval mode (train)",
+    )
+    add("--no-plots", action="store_true", help="leave the pictures out of the report")
     add("--output-dir", metavar="DIR", help="where the report goes (runs/compare-<date-time>)")
     add("--resume", metavar="DIR", help="go on with an interrupted comparison")
     add("--from", dest="redraw", metavar="FILE", help="judge and draw a comparison.json again, without a run")
@@ -84,12 +108,12 @@ def read_settings(args: argparse.Namespace, train_flags: Sequence[str]) -> Setti
     settings.common += train_flags
     if args.arm:
         settings.arms = list(args.arm)
-    for name, least in (("rounds", 1), ("steps", 1), ("timing_warmup_steps", 0), ("nproc_per_node", 1), ("epochs", 1)):
-        value = getattr(settings, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_numbers(vars(settings))
+    _check_in_process(settings)
     arm_words = settings.arms.values() if isinstance(settings.arms, dict) else settings.arms or []
     for word in [*settings.common, *(word for text in arm_words for word in text.split())]:
+        if word in _HELP:
+            raise UserError(f"{word} after -- is train.py's: python train.py --help lists its flags")
         if word.split("=")[0] in _OURS:
             raise UserError(
                 f"{word.split('=')[0]} is set by the comparison itself: give its own option before --, or drop it"
@@ -97,10 +121,52 @@ def read_settings(args: argparse.Namespace, train_flags: Sequence[str]) -> Setti
     return settings
 
 
+def check_alone(args: argparse.Namespace, train_flags: Sequence[str]) -> None:
+    """Raise UserError where --resume or --from stands beside what it would ignore."""
+    for option, (reason, allowed) in _ALONE.items():
+        if getattr(args, option) is None:
+            continue
+        given = [name for name, value in vars(args).items() if value is not None and value is not False]
+        stray = [_flag(name) for name in given if name not in (option, *allowed)]
+        if train_flags:
+            stray.append("-- and the flags after it")
+        if stray:
+            raise UserError(f"{reason}: drop {', '.join(stray)}")
+
+
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """Raise UserError for numbers that mean nothing, whether typed or read from a file; those absent or None are fine."""
+    for name, least in _LEAST.items():
+        value = values.get(name)
+        if value is not None and type(value) is not int:
+            raise UserError(f"{_flag(name)} must be a whole number, got {value!r}")
+        if value is not None and value < least:
+            raise UserError(f"{_flag(name)} must be at least {least}, got {value}")
+    for name in ("seconds_per_run", "max_minutes"):
+        value = values.get(name)
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UserError(f"{_flag(name)} must be a number above 0, got {value!r}")
+
+
+def _flag(name: str) -> str:
+    return "--from" if name == "redraw" else f"--{name.replace('_', '-')}"
+
+
+def _check_in_process(settings: Settings) -> None:
+    if settings.mode == "inference" and not settings.in_process:
+        raise UserError("--mode inference needs --in-process: a run of train.py times training steps")
+    for name, usual in (("nproc_per_node", 1), ("epochs", None)):
+        if settings.in_process and getattr(settings, name) != usual:
+            raise UserError(f"--in-process times steps in one process: drop {_flag(name)}")
+
+
 def _apply_file(settings: Settings, name: str) -> None:
     content = _read(name)
-    settings.common = shlex.split(content.get("flags", ""))
-    settings.arms = content.get("arms")
+    settings.common = shlex.split(str(content.get("flags") or ""))
+    if content.get("arms"):
+        settings.arms = {str(name): str(flags or "") for name, flags in content["arms"].items()}
     settings.title = content.get("title", Path(name).stem)
     for key in ("rounds", "timing_warmup_steps", "steps", "max_minutes"):
         if key in content:

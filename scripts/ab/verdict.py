@@ -13,6 +13,7 @@ from ab.stats import Ratio, RoundOf, compare
 
 INPUT_BOUND = 0.30  # share of the steady time spent waiting for data
 UNSTABLE = 0.10  # standard deviation over rounds of the ratio's logarithm: about 10 %
+WIDE = 0.25  # an interval that holds 1 and reaches further than this above its middle says nothing
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def judge(content: Mapping[str, Any]) -> list[Verdict]:
         shared = sorted(runs[names[0]].keys() & runs[name].keys())
         if shared:
             pairs = [runs[names[0]][index] for index in shared], [runs[name][index] for index in shared]
-            found.append(_judge(names[0], name, *pairs, content["settings"]["nproc_per_node"]))
+            found.append(_judge(names[0], name, *pairs, content["settings"]))
     return found
 
 
@@ -64,10 +65,10 @@ def data_wait(runs: Sequence[dict[str, Any]]) -> float:
 
 
 def _judge(
-    baseline: str, name: str, first: list[dict[str, Any]], second: list[dict[str, Any]], processes: int
+    baseline: str, name: str, first: list[dict[str, Any]], second: list[dict[str, Any]], settings: Mapping[str, Any]
 ) -> Verdict:
     ratio = compare([round_of(run) for run in first], [round_of(run) for run in second])
-    results = compare_results(first, second, processes)
+    results = compare_results(first, second, settings["nproc_per_node"], settings.get("mode") != "inference")
     waits = {baseline: data_wait(first), name: data_wait(second)}
     kind, sentence = _speak(baseline, name, ratio, results, waits)
     return Verdict(name, baseline, kind, sentence, ratio, results)
@@ -97,6 +98,11 @@ def _speak(baseline: str, name: str, ratio: Ratio, results: Results, waits: Mapp
         return "faster", f"{name}: faster than {baseline} by {_times(ratio.value, ratio.low, ratio.high)}"
     if ratio.high < 1:
         return "slower", f"{name}: slower than {baseline} by {_times(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)}"
+    if ratio.high / ratio.value > 1 + WIDE:
+        return "unstable", (
+            f"{name}: unstable: the interval of the ratio to {baseline} ({ratio.low:.3f} to {ratio.high:.3f}) holds 1 and reaches "
+            f"further than {100 * WIDE:.0f} %, so it says nothing: run more rounds than {rounds}"
+        )
     return "no difference", (
         f"{name}: no difference found to {baseline} ({ratio.value:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}); "
         f"a difference of {100 * ratio.detectable:.1f} % would have been found 4 times in 5"
