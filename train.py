@@ -56,7 +56,7 @@ def run(
         return data_commands.bench_data(sources[0], config, group, sizes)
     resumed_data.check_data(start, config, classes, contents_of(indexes, sources))
 
-    # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
+    # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average.
     banner.say_request(console, start.config, config, group.device, threads)
     built = build.build_stepper(config, group, new_weights=start.checkpoint is None, train_images=sizes["train"])
     stepper = built.stepper

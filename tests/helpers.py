@@ -182,6 +182,11 @@ def assert_same_end(one: str, two: str) -> None:
         assert torch.equal(tensor, second["state_dict"][name]), name
     for index, entry in first["optimizer"].items():
         assert torch.equal(entry["momentum_buffer"], second["optimizer"][index]["momentum_buffer"])
+    if first["ema"] and second["ema"]:
+        assert first["ema"]["updates"] == second["ema"]["updates"]
+        for name, tensor in first["ema"]["state_dict"].items():
+            same = torch.equal(tensor, second["ema"]["state_dict"][name]) if isinstance(tensor, torch.Tensor) else True
+            assert same, f"average of {name}"
     for key in ("step", "images_seen", "epoch", "best_acc1", "best_epoch", "precision"):
         assert first[key] == second[key], key
     keys = ("epoch", "step", "images_seen", "loss", "acc1", "lr", "grad_norm")

@@ -71,7 +71,18 @@ def test_a_nan_ends_with_exit_3(run):
     assert run("-a", "toy_models:nan_third", "--opt-level", "O2", "--loss-scale", 128, "--output-dir", "run") == 3
 
 
-@pytest.mark.parametrize("flags", ["--opt-level O0", "--opt-level O1", "--opt-level O2", "--opt-level O2 --mixup 0.2"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--opt-level O0",
+        "--opt-level O1",
+        "--opt-level O2",
+        "--opt-level O2 --mixup 0.2",
+        "--opt-level O2 --model-ema --norm-weight-decay 0",
+        "--opt-level O3 --opt adamw --lr 0.001 --model-ema",
+        "--opt-level O1 --opt nesterov --ra-reps 2",
+    ],
+)
 def test_ten_steps_without_waiting_for_the_device(run, flags):
     """``sync_watched`` raises at any synchronizing call from its second training pass to its twelfth."""
     assert run("-a", "toy_models:sync_watched", *flags.split(), "--synthetic-size", 128, "--print-freq", 100) == 0

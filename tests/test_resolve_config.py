@@ -52,6 +52,7 @@ def test_no_null_and_no_auto_is_left_but_what_means_off():
         "val_shards",
     }
     off |= {"check_data", "bench_data", "audit_layout", "global_batch_size", "on_save_error"}
+    off |= {"model_ema", "progressive", "early_stop", "norm_weight_decay", "bias_weight_decay", "stochastic_depth"}
     assert {key for key in KEYS if getattr(config, key) is None} == off
     # The heap is chosen once the model is there (trainer/build.py).
     assert [key for key in KEYS if getattr(config, key) == "auto"] == ["cpu_heap"]

@@ -10,9 +10,10 @@ from typing import Any
 from trainer.build import Built
 from trainer.checkpoint_folder import remove_leftovers
 from trainer.config import KEYS, PER_START, TrainConfig, pick
-from trainer.content import load_model, restore
+from trainer.content import load_average, load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
+from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
@@ -40,6 +41,10 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
         return Progress(epoch=config.start_epoch), lines
     if config.evaluate:
         load_model(content, stepper)
+        if stepper.average is not None and not load_average(content, stepper.average):
+            raise UserError(
+                "--ema-eval: the checkpoint holds no average of the weights; it was trained without --model-ema", True
+            )
         return Progress(epoch=max(0, content["epoch"] - 1), step=content.get("step", 0)), []
     progress, lines = restore(content, stepper, group)
     if config.start_epoch and config.resume != "auto":  # auto: the same command typed again
@@ -105,6 +110,7 @@ def open_engine(
     session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    engine.validation.follows_average = config.ema_eval
     if config.rewind:
         engine.rewinder = Rewinder(folder, group, stepper, report)
     engine.step_times = StepTimes(config.step_times, folder, group)

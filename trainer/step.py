@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainer.average import WeightAverage
 from trainer.bad_images import BadImages
 from trainer.distributed import Group
 from trainer.errors import NonFiniteError
@@ -99,6 +100,8 @@ class Stepper:
         self._criterion = TrainingLoss(label_smoothing)
         self._clip_grad_norm = clip_grad_norm
         self._micro_batch = micro_batch
+        self.frozen: list[nn.Module] = []  # layers that stay in evaluation mode
+        self.average: WeightAverage | None = None  # of the weights, where the run keeps one
         self.bad_images: BadImages | None = None  # the run's policy towards unreadable images, where it has one
         self._guard = StepGuard(group.device, sticky=not precision.dynamic)
         self._norm = torch.zeros((), device=group.device)
@@ -108,6 +111,11 @@ class Stepper:
         """Take the present buffers as good and go on counting skipped steps from a checkpoint's."""
         self.buffers.accept()
         self._guard.restore(skipped_steps, bad_row)
+
+    def train_mode(self) -> None:
+        self.wrapped.train()
+        for module in self.frozen:
+            module.eval()
 
     def step(
         self,
@@ -195,6 +203,8 @@ class Stepper:
         bad = self._guard.judge(self._norm, step, lr)
         self.precision.step(self.optimizer, self._norm, bad, self._clip_grad_norm)
         self.buffers.settle(bad)
+        if self.average is not None:
+            self.average.update()
 
     def refuse_no_images(self, images: int) -> None:
         """End the run after an epoch of which bad images left none."""
