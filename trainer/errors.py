@@ -74,6 +74,14 @@ class LastingError(RunError):
         return type(self), (str(self), self.exit_code)
 
 
+class AlreadyDone(RunError):
+    """A restart of a run that is done: nothing is left to do, which is no failure."""
+
+    exit_code = EXIT_OK
+    state = "done"
+    label = "done"
+
+
 class Preempted(RunError):
     """A run that stops because a signal asked it to, on every rank alike."""
 

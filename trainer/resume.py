@@ -13,16 +13,18 @@ from trainer.checks import flag_of
 from trainer.cli import Request, merge_with_checkpoint
 from trainer.config import PER_START, TrainConfig
 from trainer.distributed import Group
-from trainer.errors import LASTING, LastingError, UserError
+from trainer.errors import LASTING, AlreadyDone, LastingError, UserError
 from trainer.run_folder import (
     LAST,
     RUNS,
     asks_the_same,
     find_resumable,
     has_checkpoint,
+    launcher_name,
     newest_run,
     read_json,
     run_of_checkpoint,
+    run_of_this_launcher,
 )
 
 
@@ -97,19 +99,16 @@ def _find_checkpoint(config: TrainConfig) -> Found:
         passed += lines
         if path is not None:
             return path, content, [*passed, f"--resume auto: going on with {run}"]
-    return (
-        None,
-        None,
-        [
-            *passed,
-            f"--resume auto: no run below {RUNS}/ that is not done, asked for the same and has a whole checkpoint; "
-            "starting from scratch",
-        ],
-    )
+    done = newest_run(config)
+    if done is not None and read_json(done / "status.json").get("state") == "done":
+        found = f"{done} asked for the same and is done"
+    else:
+        found = f"no run below {RUNS}/ that is not done, asked for the same and has a whole checkpoint"
+    return None, None, [*passed, f"--resume auto: {found}; starting from scratch"]
 
 
 def _find_to_evaluate(config: TrainConfig) -> Found:
-    run = newest_run(config, done_too=True)
+    run = newest_run(config)
     path, content, lines = newest_whole(run / "checkpoints") if run is not None else (None, None, [])
     if path is None:
         raise UserError(
@@ -119,13 +118,17 @@ def _find_to_evaluate(config: TrainConfig) -> Found:
 
 
 def _end_a_pointless_restart(config: TrainConfig) -> None:
-    """torchrun restarts a job that failed; one that failed for a reason that stays ends at once, with the same code."""
+    """torchrun restarts a job of which a worker failed. One that was done by then, or that failed for a reason that
+    stays, ends at once with the code it had."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return
-    run = Path(config.output_dir) if config.output_dir else newest_run(config)
+    run = Path(config.output_dir) if config.output_dir else run_of_this_launcher()
     status = read_json(run / "status.json") if run else {}
-    ours = status.get("launcher") == os.getppid()  # the agent stays the same over its restarts
-    if ours and status.get("state") == "failed" and status.get("exit_code") in LASTING:
+    if status.get("launcher") != launcher_name():
+        return
+    if status.get("state") == "done":
+        raise AlreadyDone(f"not restarted, since {run} is done")
+    if status.get("state") == "failed" and status.get("exit_code") in LASTING:
         raise LastingError(
             f"not restarted, since {run} failed for a reason that stays: {status.get('why')}", status["exit_code"]
         )
