@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data import preflight_report
+from data.addresses import shown
 from data.bench import TooFewImages, measure_loader
 from data.build import IndexOptions, LoaderOptions, open_indexes
 from data.folder import FolderError
@@ -48,12 +49,16 @@ def check_data(config: TrainConfig) -> Outcome:
     report = check_indexes(indexes, pick(CheckOptions, config), findings, console)
     lines = preflight_report.as_lines(report)
     if config.json:
-        lines = [json.dumps(preflight_report.as_json(report, config.data_dir or config.train_shards))]
+        lines = [json.dumps(preflight_report.as_json(report, _place(config)))]
     for line in lines:
         console.say(line)
     if not report.ok:
         raise BadDataError(preflight_report.verdict(report))
     return "done", None
+
+
+def _place(config: TrainConfig) -> str:
+    return config.data_dir or shown(config.train_shards or "")
 
 
 def bench_data(train_set: Any, config: TrainConfig, group: Group, sizes: Mapping[str, int]) -> Outcome:
@@ -71,10 +76,11 @@ def bench_data(train_set: Any, config: TrainConfig, group: Group, sizes: Mapping
     except TooFewImages as error:
         raise UserError(str(error)) from error
     bad.settle("train", speed.images)
+    bad.refuse_none("train", speed.images)
     cpu, cores = cpu_info()[0], usable_cores()
     lines = [*speed.as_lines(), f"CPU: {cpu}, {cores} usable cores"]
     if config.json:
-        lines = [json.dumps(speed.as_json(data=config.data_dir or config.train_shards, cpu=cpu, usable_cores=cores))]
+        lines = [json.dumps(speed.as_json(data=_place(config), cpu=cpu, usable_cores=cores))]
     for line in lines:
         Console(True).say(line)
     return "done", None

@@ -87,7 +87,8 @@ def measure_loader(
 
     sampler, host = plan_loading(len(train_set), options, (0, 1), device, note)
     if not sampler.steps_in_epoch():
-        raise TooFewImages(f"{len(train_set)} training images are too few for a batch: a step needs two")
+        found = "1 training image is" if len(train_set) == 1 else f"{len(train_set)} training images are"
+        raise TooFewImages(f"{found} too few for a batch: a step needs two")
     # Twice the workers are on their way when the first batch arrives: loaded while the workers started.
     warmup = max(1, 2 * options.workers)
     images, start = 0, 0.0

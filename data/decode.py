@@ -83,7 +83,7 @@ class Decoder:
                 self._check_size(width, height)
                 return _Jpeg(data, height, width, _jpeg_orientation(data) if self._apply_orientation else 1)
         with _pillow():
-            image = _open(data)
+            image = open_image(data)
         self._check_size(image.width, image.height)
         if not self._apply_orientation:
             return _Pillow(image, 1)
@@ -117,7 +117,7 @@ class _Jpeg:
         except ValueError:
             # simplejpeg refuses more than Pillow does, such as stray bytes between segments.
             with _pillow():
-                image = _open(self._data)
+                image = open_image(self._data)
             if (image.height, image.width) != self._stored:
                 raise DecodeError("it names two sizes") from None
             return _Pillow(image, self._orientation).decode(least_scale)
@@ -158,7 +158,8 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     return np.array(image.convert("RGB"))  # asarray would be read-only, which torch warns of
 
 
-def _open(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
+    """The header of a file in one of FORMATS, by Pillow. Raises what Pillow raises."""
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
@@ -166,7 +167,7 @@ def _jpeg_orientation(data: bytes) -> int:
     if b"Exif" not in data[:_EXIF_LIMIT]:
         return 1
     with contextlib.suppress(DecodeError), _pillow():
-        return _orientation(_open(data))
+        return _orientation(open_image(data))
     return 1
 
 

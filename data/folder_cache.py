@@ -6,23 +6,19 @@ and never trains on something else, for its cache.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 
+from data.cache_files import cache_path, is_settled, keep_arrays, kept_arrays
 from data.index import Names
-from data.listing import SUFFIXES, Listing, change_times, list_split
+from data.listing import BROKEN, SUFFIXES, Listing, change_times, list_split
 
-FORMAT = 1
-# A change within the clock tick of a listing leaves no trace in a folder's time; ticks are up to 2 s (FAT).
-UNSETTLED_NS = 2_000_000_000
+FORMAT = 2
+_KIND = "index"
 
 
 def load_or_list(folder: str, rescan: bool = False) -> Listing:
@@ -35,59 +31,50 @@ def load_or_list(folder: str, rescan: bool = False) -> Listing:
 
 
 def list_and_keep(folder: str) -> Listing:
-    """List ``folder`` and keep the listing for later starts. Raises FolderError."""
+    """List ``folder`` and keep the listing for later starts, unless the times of folders would not show that it
+    is no longer true. Raises FolderError."""
     begun = time.time_ns()
     listing = list_split(folder)
-    if int(listing.changed.max()) < begun - UNSETTLED_NS:
+    # What a broken link leads to may be back any time.
+    broken = BROKEN in listing.ignored or BROKEN in listing.loose
+    if is_settled(int(listing.changed.max()), begun) and not broken:
         _save(folder, listing)
     return listing
 
 
 def load(folder: str) -> Listing | None:
     """The listing kept for ``folder``; None if there is none, or if it is damaged or no longer true."""
+    kept = kept_arrays(_KIND, _real(folder))
+    if kept is None:
+        return None
     try:
-        with np.load(cache_file(folder), allow_pickle=False) as kept:
-            facts = json.loads(kept["facts"].tobytes())
-            if facts["format"] != FORMAT or facts["suffixes"] != sorted(SUFFIXES) or facts["folder"] != _real(folder):
-                return None
-            listing = Listing(
-                classes=tuple(facts["classes"]),
-                files=Names.from_arrays(kept["file_bytes"], kept["file_offsets"]),
-                owners=kept["owners"],
-                ignored=facts["ignored"],
-                loose=facts["loose"],
-                walked=Names.from_arrays(kept["walked_bytes"], kept["walked_offsets"]),
-                changed=kept["changed"],
-            )
-        return listing if _is_whole(listing) and _is_true(folder, listing) else None
-    except (
-        Exception
-    ):  # a damaged file may raise nearly anything: zipfile, zlib, json and numpy have errors of their own
+        listing = _restored(folder, *kept)
+        return listing if listing and _is_whole(listing) and _is_true(folder, listing) else None
+    except (LookupError, TypeError, ValueError, OSError):  # foreign content, or a folder that is gone
         return None
 
 
 def cache_file(folder: str) -> Path:
     """Where the listing of ``folder`` is kept."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    key = hashlib.sha256(os.fsencode(_real(folder))).hexdigest()[:32]
-    return home / "channels-last-imagenet-training" / "index" / f"{key}.npz"
-
-
-def replace_file(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file that is never half there, whoever else writes it at the same time. Raises OSError."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb") as stream:
-            write(stream)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    return cache_path(_KIND, _real(folder))
 
 
 def _real(folder: str) -> str:
     return os.path.realpath(folder)
+
+
+def _restored(folder: str, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Listing | None:
+    if facts["format"] != FORMAT or facts["suffixes"] != sorted(SUFFIXES) or facts["folder"] != _real(folder):
+        return None
+    return Listing(
+        classes=tuple(facts["classes"]),
+        files=Names.from_arrays(arrays["file_bytes"], arrays["file_offsets"]),
+        owners=arrays["owners"],
+        ignored=facts["ignored"],
+        loose=facts["loose"],
+        walked=Names.from_arrays(arrays["walked_bytes"], arrays["walked_offsets"]),
+        changed=arrays["changed"],
+    )
 
 
 def _is_whole(listing: Listing) -> bool:
@@ -116,7 +103,6 @@ def _save(folder: str, listing: Listing) -> None:
     }
     (file_bytes, file_offsets), (walked_bytes, walked_offsets) = listing.files.arrays(), listing.walked.arrays()
     arrays = {
-        "facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8),
         "file_bytes": file_bytes,
         "file_offsets": file_offsets,
         "owners": listing.owners,
@@ -124,9 +110,4 @@ def _save(folder: str, listing: Listing) -> None:
         "walked_offsets": walked_offsets,
         "changed": listing.changed,
     }
-    try:
-        target = cache_file(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target, lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
-    except (OSError, RuntimeError):  # no home folder, a full or read-only disk: the next start lists again
-        pass
+    keep_arrays(_KIND, _real(folder), facts, arrays)

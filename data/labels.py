@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data.folder_cache import replace_file
+from data.cache_files import replace_file
 from data.listing import FolderError, some
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def label_flat_files(
@@ -106,8 +111,13 @@ def _base(name: str) -> str:
 
 
 def _class_of(text: str, classes: Mapping[str, int]) -> int | None:
-    """A class's index; the name may be followed by boxes, as in ILSVRC's ``LOC_val_solution.csv``."""
-    return classes[text] if text in classes else classes.get("".join(text.split()[:1]))
+    """A class's index. Boxes may follow it, as in ILSVRC's ``LOC_val_solution.csv``: each a class and four numbers."""
+    if text in classes:
+        return classes[text]
+    words = text.split()
+    numbers = [word for at, word in enumerate(words) if at % 5]
+    has_boxes = words and len(words) % 5 == 0 and all(map(_NUMBER.fullmatch, numbers))
+    return classes.get(words[0]) if has_boxes else None
 
 
 def read_class_map(path: str) -> tuple[str, ...] | None:
@@ -117,31 +127,39 @@ def read_class_map(path: str) -> tuple[str, ...] | None:
     """
     where, wanted = f"--class-map {path}", "a JSON list of class names in the order of their indices"
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_Pairs)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise FolderError(f"{where}: {error.strerror}; name a file that can be read, or a new one") from error
     except (ValueError, RecursionError) as error:
         raise FolderError(f"{where} is no JSON ({error}): it must hold {wanted}") from error
-    if isinstance(content, dict):
-        indices = list(content.values())
-        if any(type(index) is not int for index in indices) or sorted(indices) != list(range(len(indices))):
-            raise FolderError(f"{where} must number its {len(indices)} classes from 0 without a gap, or hold {wanted}")
-        content = sorted(content, key=content.__getitem__)
-    if not isinstance(content, list) or not content or not all(isinstance(name, str) for name in content):
+    names = [name for name, _ in content.pairs] if isinstance(content, _Pairs) else content
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise FolderError(f"{where} must hold {wanted}")
-    twice = [name for name, count in Counter(content).items() if count > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise FolderError(f"{where} names {some(twice)} more than once: keep one line a class")
-    return tuple(content)
+    if isinstance(content, _Pairs):
+        by_index = {index: name for name, index in content.pairs if type(index) is int}
+        if sorted(by_index) != list(range(len(names))):
+            raise FolderError(f"{where} must number its {len(names)} classes from 0 without a gap, or hold {wanted}")
+        names = [by_index[index] for index in range(len(names))]
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """A JSON object as it stands, whose keys a dict would hold once."""
+
+    pairs: list[tuple[str, Any]]
 
 
 def write_class_map(path: str, classes: Sequence[str]) -> None:
-    """Write the names in the order of their indices. Raises FolderError."""
+    """Write the names in the order of their indices; a link stays, what it leads to is written. Raises FolderError."""
     text = json.dumps(list(classes), indent=1) + "\n"
     try:
-        replace_file(Path(path), lambda stream: stream.write(text.encode()))
+        replace_file(Path(os.path.realpath(path)), lambda stream: stream.write(text.encode()))
     except OSError as error:
         raise FolderError(
             f"--class-map {path}: {error.strerror}; name a file in a folder that can be written"

@@ -14,6 +14,9 @@ from data.index import Names
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 
 
+BROKEN = "broken links"
+
+
 class FolderError(ValueError):
     """A data folder that cannot be trained on: what was found and how to mend it, in one sentence."""
 
@@ -78,6 +81,43 @@ def list_split(folder: str) -> Listing:
     )
 
 
+def list_images(folder: str) -> tuple[list[str], dict[str, str], dict[str, int]]:
+    """Every image below ``folder``, relative to it; links to folders that are listed themselves, by name, and where
+    they lead; by kind what was left out. The rules of a split, for a folder whose class folders are not known.
+
+    Raises FolderError where a folder cannot be read.
+    """
+    walk = _Walk(folder)
+    root = os.path.realpath(folder)
+    ignored: Counter[str] = Counter()
+    images: list[str] = []
+    links: dict[str, str] = {}
+
+    def go(relative: str, above: frozenset[str]) -> None:
+        real = os.path.realpath(os.path.join(folder, relative))
+        if real in above:  # a link that leads back up
+            return
+        folders, files = walk.look(relative, ignored, ignored)
+        images.extend(os.path.join(relative, file) for file in files)
+        for name, is_link in folders:
+            below = os.path.join(relative, name)
+            listed = _listed_as(os.path.realpath(os.path.join(folder, below)), root) if is_link else None
+            if listed is None:
+                go(below, above | {real})
+            elif os.path.join(root, listed) not in above | {real}:
+                links[below] = listed
+
+    go("", frozenset(_parents(root)))
+    return images, links, dict(ignored)
+
+
+def _listed_as(real: str, root: str) -> str | None:
+    """The name below ``root`` of a folder that a walk through it meets; None for others."""
+    inside = real.startswith(os.path.join(root, ""))
+    relative = os.path.relpath(real, root) if inside else ""
+    return relative if inside and not any(map(hidden_kind, relative.split(os.sep))) else None
+
+
 class _Walk:
     """Looks into folders of one split and notes which, and when they had last changed."""
 
@@ -103,8 +143,8 @@ class _Walk:
                         hidden[kind] += 1
                     elif _is(entry.is_dir):
                         folders.append((entry.name, entry.is_symlink()))
-                    elif not _is(entry.is_file):
-                        others["broken links"] += 1
+                    elif not _is(entry.is_file):  # a pipe is none either: who opens one waits for a writer
+                        others[BROKEN if entry.is_symlink() else "special files"] += 1
                     elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
                         images.append(entry.name)
                     else:

@@ -10,10 +10,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, BinaryIO, cast
 
+from data.addresses import is_url, shown, shown_error
+from data.cache_files import is_settled
 from data.folder import FolderError
 
 MOST_OPEN = 16  # local files a process holds open
 _MOST_FILES = 100_000
+_NO_RANGES = "its server must answer range requests; use one that does, or copy the tar files to a disk"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 # What file systems call the mark that changes with a file's content.
@@ -29,11 +32,6 @@ _MARKS = (
     "updated",
     "created",
 )
-
-
-def is_url(path: str) -> bool:
-    """Whether fsspec must open it."""
-    return "://" in path or "::" in path
 
 
 def expand_pattern(pattern: str) -> list[str]:
@@ -55,11 +53,11 @@ def expand_pattern(pattern: str) -> list[str]:
             missing.append(item)
     if len(missing) == len(named):
         raise FolderError(
-            f"no tar file matches {pattern}: give a pattern such as DIR/train-{{000..099}}.tar or DIR/*.tar"
+            f"no tar file matches {shown(pattern)}: give a pattern such as DIR/train-{{000..099}}.tar or DIR/*.tar"
         )
     if missing:
         raise FolderError(
-            f"{len(missing)} of the {len(named)} shards of {pattern} are missing, first {missing[0]}: add them or change the pattern"
+            f"{len(missing)} of the {len(named)} shards of {shown(pattern)} are missing, first {shown(missing[0])}: add them or change the pattern"
         )
     return list(dict.fromkeys(found))
 
@@ -71,7 +69,7 @@ def _expand_braces(pattern: str) -> list[str]:
         if numbers := _RANGE.fullmatch(inside):
             first, last = int(numbers[1]), int(numbers[2])
             if abs(last - first) >= _MOST_FILES:
-                raise FolderError(f"{pattern} stands for more than {_MOST_FILES} files: narrow its range")
+                raise FolderError(f"{shown(pattern)} stands for more than {_MOST_FILES} files: narrow its range")
             padded = any(len(number) > 1 and number[0] == "0" for number in numbers.groups())
             width = max(map(len, numbers.groups())) if padded else 0
             step = 1 if last >= first else -1
@@ -84,7 +82,7 @@ def _expand_braces(pattern: str) -> list[str]:
         for choice in choices:
             texts += _expand_braces(pattern[: braces.start()] + choice + pattern[braces.end() :])
             if len(texts) > _MOST_FILES:
-                raise FolderError(f"{pattern} stands for more than {_MOST_FILES} files: narrow its range")
+                raise FolderError(f"{shown(pattern)} stands for more than {_MOST_FILES} files: narrow its range")
         return texts
     return [pattern]
 
@@ -106,7 +104,9 @@ def _remote_files(url: str) -> list[str]:
             return [url] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
     except Exception as error:  # each driver has errors of its own
-        raise FolderError(f"cannot list {url} ({_reason(error)}): check address, access and network") from error
+        raise FolderError(
+            f"cannot list {shown(url)} ({shown_error(error)}): check address, access and network"
+        ) from error
 
 
 def _connect(url: str) -> tuple[Any, str]:
@@ -117,42 +117,55 @@ def _connect(url: str) -> tuple[Any, str]:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
     except Exception as error:
         raise FolderError(
-            f"cannot open {url} ({_reason(error)}): install the driver, or correct the address"
+            f"cannot open {shown(url)} ({shown_error(error)}): install the driver, or correct the address"
         ) from error
 
 
-def _reason(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 def size_and_mark(url: str) -> tuple[int, str]:
-    """A shard's bytes and a text that changes with its content; "" where the file system has none.
+    """A shard's bytes and a text that changes with its content; "" where the file system has none, or none to go by.
 
     Raises FolderError where it cannot be asked.
     """
     try:
         if not is_url(url):
             status = os.stat(url)
-            return status.st_size, str(status.st_mtime_ns)
+            times = status.st_mtime_ns, status.st_ctime_ns
+            # One that has just changed may change again and show the same times.
+            mark = "/".join(map(str, (*times, status.st_ino))) if is_settled(max(times)) else ""
+            return status.st_size, mark
         fs, path = _connect(url)
         info = {str(key).lower(): value for key, value in fs.info(path).items()}
     except FolderError:
         raise
     except Exception as error:
-        raise FolderError(f"cannot open {url} ({_reason(error)}): check address, access and network") from error
+        raise FolderError(
+            f"cannot open {shown(url)} ({shown_error(error)}): check address, access and network"
+        ) from error
     if not isinstance(info.get("size"), int):
         raise FolderError(
-            f"{url} has no known size, so it cannot be read at random: copy it to a place that tells sizes"
+            f"{shown(url)} has no known size, so it cannot be read at random: copy it to a place that tells sizes"
         )
     return int(info["size"]), next((f"{key}={info[key]}" for key in _MARKS if info.get(key)), "")
 
 
-def open_shard(url: str) -> BinaryIO:
-    """The whole shard as a seekable file. Raises OSError and what drivers raise."""
+def open_shard(url: str, size: int) -> BinaryIO:
+    """The whole shard of ``size`` bytes as a seekable file.
+
+    Raises FolderError for a server that gives whole files only, OSError and what drivers raise.
+    """
     if not is_url(url):
         return open(url, "rb")
     fs, path = _connect(url)
-    return cast(BinaryIO, fs.open(path, "rb"))
+    file = cast(BinaryIO, fs.open(path, "rb"))
+    try:
+        if size > 1:
+            file.seek(size - 1)
+            file.read(1)
+            file.seek(0)
+    except ValueError as error:  # what fsspec raises for an HTTP server without ranges
+        file.close()
+        raise FolderError(f"cannot read parts of {shown(url)} ({shown_error(error)}): {_NO_RANGES}") from error
+    return file
 
 
 class _LocalFile:
@@ -218,10 +231,14 @@ class ShardReader:
             self._opened = _Opened()
         try:
             data = self._opened.read(url, offset, size) if size else b""
-        except OSError:
-            raise
-        except Exception as error:  # each driver has errors of its own; readers expect OSError
-            raise OSError(f"cannot read {url} ({_reason(error)})") from error
+        except Exception as error:  # each driver has errors of its own, with addresses in them; readers expect OSError
+            if not is_url(url):
+                raise
+            raise OSError(f"cannot read {shown(url)} ({shown_error(error)})") from error
+        if len(data) > size:
+            raise OSError(f"{shown(url)} gave {len(data)} bytes where {size} were asked for: {_NO_RANGES}")
         if len(data) != size:
-            raise OSError(f"{url} gave {len(data)} of {size} bytes at {offset}: it has changed since it was listed")
+            raise OSError(
+                f"{shown(url)} gave {len(data)} of {size} bytes at {offset}: it has changed since it was listed"
+            )
         return data

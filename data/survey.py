@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from data.folder import SUFFIXES, FolderError
 from data.index import Names, SampleIndex
+from data.listing import SUFFIXES, FolderError, list_split
 
 SPLITS = ("train", "val")
 NO_CLASS = "(no class)"
@@ -20,6 +20,7 @@ _NAMED = 10
 class SurveyIndex:
     """Every image file of one split, whatever its class. A class folder without images is in ``classes`` too."""
 
+    folder: str
     classes: tuple[str, ...]
     paths: Names
     labels: np.ndarray
@@ -28,10 +29,10 @@ class SurveyIndex:
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        return self.paths[index]
+        return os.path.join(self.folder, self.paths[index])
 
     def read(self, index: int) -> bytes:
-        with open(self.paths[index], "rb") as file:
+        with open(self.name(index), "rb") as file:
             return file.read()
 
     def describe(self) -> str:
@@ -63,9 +64,9 @@ def survey(
             findings.append(f"{data_dir} has no {split}/ folder: DIR must hold train/ and val/, one folder a class")
             continue
         try:
-            index = found[split] = _list_split(folder)
-        except OSError as error:
-            findings.append(f"cannot list {error.filename or folder}: {error.strerror}; make it readable")
+            index = found[split] = _survey_split(folder)
+        except FolderError as error:
+            findings.append(str(error))
             continue
         flat = NO_CLASS in index.classes and len(index.classes) == 1
         if not len(index):
@@ -109,28 +110,9 @@ def _some(names: list[str], of: int) -> str:
     return f"{len(names)} of {of} classes ({', '.join(names[:_NAMED])}{more})"
 
 
-def _list_split(folder: str) -> SurveyIndex:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    loose = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir() and _is_image(entry.name))
-    groups = [(name, list(_images_below(os.path.join(folder, name)))) for name in names]
-    if loose:
-        groups.append((NO_CLASS, loose))
-    labels = [label for label, (_, files) in enumerate(groups) for _ in files]
-    paths = Names(path for _, files in groups for path in files)
-    return SurveyIndex(tuple(name for name, _ in groups), paths, np.array(labels, dtype=np.int32))
-
-
-def _images_below(folder: str) -> Iterator[str]:
-    seen: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:
-            folders.clear()  # a link that leads back up
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(parent, name) for name in sorted(names) if _is_image(name))
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+def _survey_split(folder: str) -> SurveyIndex:
+    listing = list_split(folder)
+    loose = listing.owners < 0
+    classes = (*listing.classes, NO_CLASS) if loose.any() else listing.classes
+    labels = np.where(loose, len(listing.classes), listing.owners).astype(np.int32)
+    return SurveyIndex(folder, classes, listing.files, labels)

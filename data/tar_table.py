@@ -134,7 +134,7 @@ def _read_class(file: BinaryIO, member: tarfile.TarInfo, shard: str) -> str:
     text = ""
     if member.size <= _LONGEST_CLS:
         file.seek(member.offset_data)
-        text = file.read(member.size).decode("utf-8", "replace").strip()
+        text = file.read(member.size).decode("utf-8-sig", "replace").strip()
     if not text or not text.isprintable() or "\ufffd" in text:
         raise FolderError(f"{shard}!{member.name} names no class: it must hold a class's index or name as one line")
     return text

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from common import Parser, run_to_exit_code  # noqa: E402
 from saved_model import SavedModel, load_saved_model  # noqa: E402
 
-from data.folder_cache import replace_file  # noqa: E402
+from data.cache_files import replace_file  # noqa: E402
 from trainer.checkpoint import write_checkpoint  # noqa: E402
 from trainer.errors import EXIT_OK, RunError, UserError  # noqa: E402
 

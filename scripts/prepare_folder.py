@@ -4,15 +4,17 @@ Everything is written as JPEG. Names stay, but a suffix other than .jpg or .jpeg
 name is taken, x.png.jpg). Small baseline JPEGs are copied byte for byte. Resizing: the JPEG decoder's own halving, then
 Pillow's LANCZOS. The EXIF orientation and the ICC profile are kept, other metadata is not.
 
-SRC is only read. The same command again goes on where the last one stopped: files that are there and have the time of
-their source are skipped. Unreadable images are listed in DST/bad_images.txt, and the exit code is then 5.
+Links to files and to folders outside SRC are followed; a link to a folder inside SRC becomes such a link in DST.
+
+SRC is only read. The same command again goes on where the last one stopped: what is there and was made from the file as
+it still is (size, times, inode) is skipped. What has lost its source stays and is counted, --prune removes it, and it
+alone. Unreadable images are listed in DST/bad_images.txt, and the exit code is then 5.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -21,6 +23,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -30,41 +33,24 @@ _HOMES = (str(ROOT), str(ROOT / "scripts"), str(ROOT / "scripts" / "bench"))
 sys.path[:0] = [path for path in _HOMES if path not in sys.path]
 
 from common import Parser, at_least, note, run_to_exit_code  # noqa: E402
-from resize_image import Job, Outcome, WriteError, prepare  # noqa: E402
+from prepared import (  # noqa: E402
+    claim,
+    find_stale,
+    make_folders,
+    make_links,
+    read_record,
+    remove_stale,
+    write_text,
+)
+from resize_image import Job, Outcome, Work, WriteError, prepare  # noqa: E402
 
-from data.folder import SUFFIXES  # noqa: E402
+from data.listing import SUFFIXES, FolderError, list_images  # noqa: E402
 from trainer.errors import EXIT_BAD_DATA, EXIT_ERROR, EXIT_OK, RunError, UserError  # noqa: E402
 
-SETTINGS = ".prepared.json"  # in DST; hidden, so that no listing takes it for data
 BAD = "bad_images.txt"
 _JPEG = (".jpg", ".jpeg")
 _BATCH = 20_000  # files handed to the workers at once
 _SHOWN = 10  # bad files named on the terminal
-
-
-def list_images(source: Path) -> tuple[list[str], Counter[str]]:
-    """All image files below ``source`` as paths relative to it, sorted; what was left out, by kind."""
-    ignored: Counter[str] = Counter()
-    found: list[str] = []
-
-    def walk(folder: str, above: frozenset[str]) -> None:
-        real = os.path.realpath(source / folder)
-        if real in above:
-            return  # a link that leads back up
-        for entry in sorted(os.scandir(source / folder), key=lambda entry: entry.name):
-            path = os.path.join(folder, entry.name)
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                ignored["hidden"] += 1
-            elif entry.is_dir():
-                walk(path, above | {real})
-            elif suffix in SUFFIXES:
-                found.append(path)
-            else:
-                ignored[suffix or "no suffix"] += 1
-
-    walk("", frozenset())
-    return found, ignored
 
 
 def plan_names(names: Sequence[str]) -> list[str]:
@@ -92,49 +78,10 @@ def check_folders(source: Path, out: Path) -> None:
         raise UserError(f"{out} and {source} lie one in the other: name a DST apart from SRC, which is never changed")
 
 
-def claim(out: Path, settings: dict[str, object]) -> None:
-    """Make DST, or see that it is the work of the same settings. Raises UserError, OSError."""
-    path = out / SETTINGS
-    if path.is_file():
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            old = {key: stored[key] for key in settings}
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{path} is damaged: name a new DST") from error
-        changed = [f"{key} {old[key]}" for key in settings if old[key] != settings[key]]
-        if changed:
-            raise UserError(f"{out} was made with {', '.join(changed)}: ask for the same, or name a new DST")
-        return
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} already holds other files: name a new or empty folder")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(settings) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    unfinished = path.with_name(f".{path.name.lstrip('.')}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def make_folders(out: Path, names: Iterable[str]) -> None:
-    """The folders of all targets; a link in DST must not lead out of it. Raises UserError, OSError."""
-    root = os.path.realpath(out)
-    for folder in sorted({os.path.dirname(name) for name in names}):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        real = os.path.realpath(out / folder)
-        if real != os.path.join(root, folder).rstrip(os.sep):
-            raise UserError(f"{out / folder} leads to {real} by a link: remove it")
-
-
-def outcomes(jobs: Iterator[Job], workers: int) -> Generator[Outcome, None, None]:
+def outcomes(work: Work, jobs: Iterator[Job], workers: int) -> Generator[Outcome, None, None]:
     """Do all jobs, in parallel with more than one worker; in the jobs' order. Raises WriteError, RunError."""
     if workers == 1:
-        yield from map(prepare, jobs)
+        yield from map(partial(prepare, work), jobs)
         return
     # Started afresh rather than forked: nothing of this process's threads and locks goes along.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _follow_parent)
@@ -143,7 +90,7 @@ def outcomes(jobs: Iterator[Job], workers: int) -> Generator[Outcome, None, None
             # Workers inherit the mask: Ctrl-C reaches all processes, and the first one alone acts on it.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                results = pool.map(prepare, some, chunksize=max(1, min(16, len(some) // (4 * workers))))
+                results = pool.map(partial(prepare, work), some, chunksize=max(1, min(16, len(some) // (4 * workers))))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             yield from results
@@ -183,18 +130,27 @@ def run(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
     check_folders(source, out)
     try:
-        names, ignored = list_images(source)
+        names, links, ignored = list_images(str(source))
         if not names:
             raise UserError(f"no image below {source}: files must end in {', '.join(sorted(SUFFIXES))}")
         targets = plan_names(names)
         claim(out, {"source": os.path.realpath(source), "short_side": args.short_side, "quality": args.quality})
-        make_folders(out, targets)
         if ignored:
             note(f"left out: {', '.join(f'{count} {kind}' for kind, count in sorted(ignored.items()))}")
-        pairs = zip(names, targets, strict=True)
-        jobs = (Job(name, source / name, out / target, args.short_side, args.quality) for name, target in pairs)
-        with contextlib.closing(outcomes(jobs, args.workers or default_workers())) as done:
-            return report(out, with_bar(done, len(names)))
+        made = read_record(out)
+        stale = find_stale(out, made, {*targets, *links})
+        if args.prune and stale:
+            remove_stale(out, made, stale)
+        make_folders(out, targets)
+        make_links(out, links, made)
+        jobs = (Job(name, target, made.get(target)) for name, target in zip(names, targets, strict=True))
+        work = Work(source, out, args.short_side, args.quality)
+        with contextlib.closing(outcomes(work, jobs, args.workers or default_workers())) as done:
+            code = report(out, with_bar(done, len(names)))
+        say_stale(out, stale, args.prune)
+        return code
+    except FolderError as error:
+        raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"cannot prepare {out} ({error}): mend that and start again, it goes on") from error
     except WriteError as error:
@@ -215,12 +171,25 @@ def report(out: Path, done: Iterable[Outcome]) -> int:
         write_text(out / BAD, "\n".join(lines) + "\n")
         for line in lines[:_SHOWN]:
             note("bad: " + line.replace("\t", ": ").encode("utf-8", "backslashreplace").decode())
-        note(f"all {len(lines)} bad images: {out / BAD}")
+        note(f"{counted(len(lines), 'bad image')} listed in {out / BAD}")
     else:
         (out / BAD).unlink(missing_ok=True)
     shown = ", ".join(f"{counts[state]} {state}" for state in ("written", "copied", "skipped", "bad"))
     print(f"{out}: {shown}; {before} bytes before, {after} after ({after / max(before, 1):.1%})")
     return EXIT_BAD_DATA if lines else EXIT_OK
+
+
+def say_stale(out: Path, stale: Sequence[str], pruned: bool) -> None:
+    """What of DST has lost its source, and what became of it."""
+    if stale and pruned:
+        note(f"removed {counted(len(stale), 'file')} without a source, such as {stale[0]}")
+    elif stale:
+        files = counted(len(stale), "file")
+        note(f"{files} of {out} without a source any more, such as {stale[0]}: --prune removes such files")
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def default_workers() -> int:
@@ -237,6 +206,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("out", metavar="DST", help="new folder, or that of an earlier run of the same command")
     add("--short-side", type=at_least(1), default=256, metavar="N", help="most pixels of the shorter side (256)")
     add("--quality", type=at_least(1), default=92, metavar="Q", help="JPEG quality, 1 to 95 (92)")
+    add("--prune", action="store_true", help="remove from DST what was made from files that SRC no longer holds")
     add("--workers", type=at_least(1), metavar="N", help="processes (default: the usable cores)")
     args = parser.parse_args(argv)
     if args.quality > 95:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+from prepared import RECORD, Made, add_to_record, mark_of
+
+from data.decode import FORMATS, open_image, to_rgb
 
 ORIENTATION = 0x0112  # the EXIF tag
 _GAP = 2  # the JPEG decoder may shrink to this many times the asked size; what is left is for LANCZOS
@@ -17,14 +21,22 @@ _PROFILES = {"RGB": b"RGB ", "L": b"GRAY"}
 
 
 @dataclass(frozen=True)
-class Job:
-    """One file's work; the target's folder exists."""
+class Work:
+    """What all files of one run share: SRC, DST and how large images become."""
 
-    name: str  # for the report
     source: Path
-    target: Path
+    out: Path
     short_side: int
     quality: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file's work: names below SRC and DST, where the target's folder exists; what was made of it before."""
+
+    name: str
+    target: str
+    made: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -42,30 +54,38 @@ class WriteError(Exception):
     """The target cannot be written: no fault of the image, and the next one would fare no better."""
 
 
-def prepare(job: Job) -> Outcome:
-    """Do a job unless its target is there already. Raises WriteError."""
+def prepare(work: Work, job: Job) -> Outcome:
+    """Do a job unless its target is there already, made from the source as it is. Raises WriteError."""
+    source, target = work.source / job.name, work.out / job.target
     try:
-        status = job.source.stat()
-        if _is_done(job.target, status.st_mtime_ns):
-            return Outcome(job.name, "skipped", status.st_size, job.target.stat().st_size)
-        content = job.source.read_bytes()
+        status = source.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise ValueError("no regular file")
+        mark = mark_of(status)
+        if (made := job.made) is not None and made.mark == mark and made.size == _size(target):
+            return Outcome(job.name, "skipped", status.st_size, made.size)
+        content = source.read_bytes()
         if not content:
             raise ValueError("empty file")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd EXIF data and of size, which is what we are here to reduce
-            new = shrink(content, job.short_side, job.quality)
+            new = shrink(content, work.short_side, work.quality)
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-        _remove(job.target)
+        _remove(target)
         return Outcome(job.name, "bad", reason=_reason(error))
-    _write(job.target, content if new is None else new, status.st_mtime_ns)
-    state, after = ("copied", len(content)) if new is None else ("written", len(new))
-    return Outcome(job.name, state, len(content), after)
+    kept = content if new is None else new
+    _write(target, kept)
+    try:
+        add_to_record(work.out, job.target, Made(mark, len(kept)))
+    except OSError as error:
+        raise WriteError(f"{work.out / RECORD} ({error.strerror or error})") from error
+    return Outcome(job.name, "copied" if new is None else "written", len(content), len(kept))
 
 
 def _reason(error: Exception) -> str:
     """One line; the same in every run."""
     if isinstance(error, UnidentifiedImageError):  # its text holds an address in memory
-        return "not an image, or of no kind that Pillow knows"
+        return f"not an image in one of {', '.join(FORMATS)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -75,10 +95,11 @@ def shrink(content: bytes, short_side: int, quality: int) -> bytes | None:
     """The JPEG to keep of an encoded image; None where it can stay as it is: a baseline JPEG, grey or RGB, small enough.
 
     Resized with LANCZOS, after the JPEG decoder's own halving (Pillow's draft) down to twice the asked size. Grey stays
-    grey, everything else becomes RGB as in training. Pixels are not turned: the EXIF orientation is kept, and of the
-    rest of the metadata the ICC profile alone. Raises what Pillow raises.
+    grey, everything else becomes RGB by the rules of training (data/decode.py), before it is resized. Pixels are not
+    turned: the EXIF orientation is kept, and of the rest of the metadata the ICC profile alone. Raises DecodeError and
+    what Pillow raises.
     """
-    with Image.open(io.BytesIO(content)) as image:
+    with open_image(content) as image:
         size = image.size
         small = min(size) <= short_side
         jpeg = image.format == "JPEG"
@@ -90,7 +111,8 @@ def shrink(content: bytes, short_side: int, quality: int) -> bytes | None:
             return None
         orientation = image.getexif().get(ORIENTATION)
         profile = image.info.get("icc_profile") or b""
-        pixels: Image.Image = image if image.mode in _PROFILES else image.convert("RGB")
+        plain = image.mode in _PROFILES and "transparency" not in image.info
+        pixels: Image.Image = image if plain else Image.fromarray(to_rgb(image))
         if not small:
             pixels = pixels.resize(_scaled(size if jpeg else image.size, short_side), Image.Resampling.LANCZOS)
         return _encode(pixels, quality, orientation, profile)
@@ -114,22 +136,26 @@ def _encode(pixels: Image.Image, quality: int, orientation: object, profile: byt
     return file.getvalue()
 
 
-def _is_done(target: Path, source_time: int) -> bool:
-    """Whether ``target`` was written from the source as it is now: whole, as it was renamed, and with its time."""
+def _size(path: Path) -> int | None:
+    """The bytes of a file, None where there is none."""
     try:
-        # Some file systems keep times to two seconds.
-        return abs(target.stat().st_mtime_ns - source_time) <= 2_000_000_000
+        status = path.lstat()
     except FileNotFoundError:
-        return False
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _write(target: Path, content: bytes, time: int) -> None:
+def unfinished_name(target: Path) -> Path:
+    """What is renamed to ``target`` once it is whole."""
     # The same name in every run, so that what a killed one left is replaced; short, as the target's may be at the limit.
     digest = hashlib.sha256(target.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    unfinished = target.with_name(f".{digest}.unfinished")
+    return target.with_name(f".{digest}.unfinished")
+
+
+def _write(target: Path, content: bytes) -> None:
+    unfinished = unfinished_name(target)
     try:
         unfinished.write_bytes(content)
-        os.utime(unfinished, ns=(time, time))
         os.replace(unfinished, target)
     except OSError as error:
         _remove(unfinished)

@@ -64,7 +64,7 @@ def test_too_few_images(folder: Path) -> None:
         path.unlink()
     index, _ = scan_data_dir(str(make_folder(folder / "one", classes=("a",), train=1, val=1, size=8)))
     single = ImageDataset(index, Decoder(), TrainTransform(16, (0.1, 1.0), 0.5, "bilinear", 0))
-    with pytest.raises(TooFewImages, match="1 training images"):
+    with pytest.raises(TooFewImages, match="1 training image is too few"):
         measure_loader(single, 16, options(), "cpu", 1, fail_on_bad)
 
 

@@ -82,6 +82,9 @@ def test_folders_that_the_class_map_has_not_are_refused(classes: Path, tmp_path:
         ('{"a": 0, "b": true}', "without a gap"),
         ('{"a": "0"}', "without a gap"),
         ('["a", "b", "a", "c"]', "names 'a' more than once"),
+        ('{"a": 0, "b": 1, "c": 2, "a": 0}', "names 'a' more than once"),
+        ('{"a": 0, "b": 1, "c": 1}', "without a gap"),
+        ('[{"a": 0}]', "must hold a JSON list"),
     ],
 )
 def test_a_file_that_is_no_class_map_is_one_sentence(classes: Path, tmp_path: Path, text: str | bytes, found: str):
@@ -99,3 +102,15 @@ def test_no_class_map_is_written_for_a_folder_that_is_refused(classes: Path, tmp
     (classes / "train/d").mkdir()
     sentence(scan_data_dir, str(classes), class_map=str(tmp_path / "map.json"))
     assert not (tmp_path / "map.json").exists()
+
+
+def test_a_class_map_is_written_through_a_link(classes: Path, tmp_path: Path):
+    (tmp_path / "shared").mkdir()
+    link = tmp_path / "map.json"
+    link.symlink_to("shared/map.json")
+    scan_data_dir(str(classes), class_map=str(link))
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "shared/map.json").read_text()) == ["a", "b", "c"]
+    link.unlink()
+    link.symlink_to("map.json")
+    assert "map.json: Too many levels" in sentence(scan_data_dir, str(classes), class_map=str(link))

@@ -47,6 +47,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "grad_accum_steps": [0],
     "clip_grad_norm": [0.0, -1.0, math.nan, math.inf],
     "label_smoothing": [-0.1, 1.1, math.nan],
+    "model_ema": [-0.1, 1.1, math.nan],
     "loss_scale": [0.0, -1.0, math.nan, math.inf],
     "stop_after_epochs": [0],
     "stop_after_steps": [0],

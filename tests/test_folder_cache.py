@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import make_folder, write_image
 
-from data import folder_cache
+from data import cache_files
 from data.folder import FolderError, FolderIndex, scan_data_dir
 from data.folder_cache import cache_file
 
@@ -20,7 +20,7 @@ from data.folder_cache import cache_file
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # Folders of a test are always newer than two seconds.
-    monkeypatch.setattr(folder_cache, "UNSETTLED_NS", -(10**12))
+    monkeypatch.setattr(cache_files, "UNSETTLED_NS", -(10**12))
     made = make_folder(tmp_path / "set", train=3, val=2, size=8)
     write_image(made / "train/a/below/x.jpg", size=8)
     (made / "train/a/notes.txt").touch()
@@ -96,7 +96,7 @@ def test_rescan_lists_anew_and_keeps_what_it_found(folder: Path, looks: list[str
 
 def test_a_folder_changed_just_before_the_listing_is_not_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A file added in the same tick of the clock would leave no trace in the folder's date."""
-    monkeypatch.setattr(folder_cache, "UNSETTLED_NS", 10**12)
+    monkeypatch.setattr(cache_files, "UNSETTLED_NS", 10**12)
     scan_data_dir(str(folder))
     assert not cache_file(f"{folder}/train").exists()
 
@@ -135,7 +135,7 @@ def damage(file: Path, how: str) -> None:
         with np.load(file) as kept:
             arrays = dict(kept)
         if how == "version":
-            arrays["facts"] = np.frombuffer(arrays["facts"].tobytes().replace(b'"format": 1', b'"format": 0'), np.uint8)
+            arrays["facts"] = np.frombuffer(arrays["facts"].tobytes().replace(b'"format": 2', b'"format": 1'), np.uint8)
         elif how == "labels":
             arrays["owners"] = arrays["owners"] + np.int32(7)
         elif how == "offsets":
@@ -189,3 +189,13 @@ def test_a_folder_that_vanished_since_is_listed_anew(folder: Path):
     train, _ = scan_data_dir(str(folder))
     assert len(train) == 7
     assert train.ignored["broken links"] == 1
+
+
+@pytest.mark.parametrize("at", ["train/a/later.jpg", "train/later"])
+def test_a_listing_with_a_broken_link_is_not_kept(folder: Path, at: str):
+    """What it leads to may come back, a disk that was not mounted, without a trace in the folder."""
+    os.symlink(folder.parent / "elsewhere", folder / at)
+    assert len(scan_data_dir(str(folder))[0]) == 7
+    made = write_image(folder.parent / "made/x.jpg", size=8)
+    (made.parent if at == "train/later" else made).rename(folder.parent / "elsewhere")
+    assert len(scan_data_dir(str(folder))[0]) == 8

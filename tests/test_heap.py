@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import toy_models
 
 from trainer.heap import _kernel_has_huge_pages, _obstacle, choose_heap
+from trainer.precision import Precision
 
 GIB = 2**30
 ROOT = Path(__file__).parent.parent
@@ -132,3 +134,27 @@ def test_a_run_that_cannot_retain_hears_of_huge_pages(glibc, monkeypatch, there)
     choice, why = choose_heap("auto", "cpu", 10 * GIB, 16 * GIB)
     assert choice == "default"
     assert ("--cpu-heap hugepages" in why) is there
+
+
+def test_old_gradients_go_between_forward_and_backward_pass(run, monkeypatch):
+    """Freed where the heap's end is free too, they are given back to the system and faulted in again every step."""
+    held: list[tuple[str, bool]] = []
+    forward, backward, models = toy_models.Tiny.forward, Precision.backward, []
+
+    def noted_forward(self, images):
+        if self.training and not images.is_meta:
+            models[:] = [self]
+            held.append(("forward", self.head.weight.grad is not None))
+        return forward(self, images)
+
+    def noted_backward(self, loss):
+        held.append(("backward", models[0].head.weight.grad is not None))
+        backward(self, loss)
+
+    monkeypatch.setattr(toy_models.Tiny, "forward", noted_forward)
+    monkeypatch.setattr(Precision, "backward", noted_backward)
+    assert run("--micro-batch", 4) == 0  # two pieces a step: the second adds to the first's gradients
+    assert held[:8] == [
+        ("forward", False), ("backward", False), ("forward", True), ("backward", True),
+        ("forward", True), ("backward", False), ("forward", True), ("backward", True),
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ WITHOUT_TORCH = (
     "trainer.config_file",
     "trainer.errors",
     "trainer.flags",
+    "trainer.peer_flags",
 )
 SIBLINGS = ("models", "precision", "memory_format", "optim", "metrics", "timing", "distributed")
 MAY_USE = {"metrics": {"trainer.distributed"}}
@@ -97,3 +98,15 @@ def test_the_reader_sees_every_form_of_import(line: str, found: set[str]) -> Non
     assert imports_of(line, "trainer.metrics") == found
     assert imports_of("from . import cli", "trainer", is_package=True) == {"trainer", "trainer.cli"}
     assert within({"training", "train.py", "data", "database"}, "train", "data") == {"train.py", "data"}
+
+
+def test_only_the_decoder_opens_images() -> None:
+    """With the formats it allows: Pillow alone would start Ghostscript for an EPS file, whatever its suffix."""
+    files = {path for folder in ("data", "trainer", "scripts") for path in (ROOT / folder).rglob("*.py")}
+    calls = {
+        path.relative_to(ROOT).as_posix(): [keyword.arg for keyword in node.keywords]
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
+    }
+    assert calls == {"data/decode.py": ["formats"]}

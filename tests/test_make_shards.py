@@ -139,6 +139,16 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: Shown) -> N
     assert "--style" in refused(capsys, folder, tmp_path / "dst", "--style", "zip")
 
 
+@pytest.mark.parametrize("name", ["sh::x", "s3://bucket/x", "{a,b}", "[old]", "x*"])
+def test_a_name_that_train_would_not_take_for_a_folder_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, name: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "would be read as an address or a pattern" in refused(capsys, folder, name)
+    assert os.listdir() == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
 def test_an_interruption_leaves_nothing_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, error: BaseException
@@ -156,3 +166,25 @@ def test_an_interruption_leaves_nothing_behind(
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
     assert os.listdir(tmp_path / "dst") == []
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", ["folder", "webdataset"])
+def test_a_flat_val_folder_with_its_list(folder: Path, tmp_path: Path, capsys: Shown, style: str) -> None:
+    """As ILSVRC ships it."""
+    wanted = {}
+    for number, path in enumerate(sorted((folder / "val").glob("*/*.jpg"), key=lambda path: path.name)):
+        path.rename(flat := folder / "val" / f"ILSVRC2012_val_{number:08d}.JPEG")
+        wanted[flat.read_bytes()] = path.parent.name
+    for name in ("10", "9", "B", "a"):
+        (folder / "val" / name).rmdir()
+    assert make_shards.main([str(folder), str(tmp_path / "none")]) == 2
+    assert "--val-labels FILE" in capsys.readouterr().err
+    assert not list((tmp_path / "none").iterdir())
+    names = {path.read_bytes(): path.name for path in (folder / "val").iterdir()}
+    file = tmp_path / "val.csv"
+    file.write_text("".join(f"{names[data]},{name}\n" for data, name in wanted.items()))
+    _, val = shards_of(folder, tmp_path / "tars", capsys, "--style", style, "--val-labels", str(file))
+    classes = json.loads((tmp_path / "tars/classes.json").read_text()) if style == "webdataset" else val.classes
+    found = {val.read(index): classes[val.labels[index]] for index in range(len(val))}
+    assert found == wanted
+    assert len(found) == 8

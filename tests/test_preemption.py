@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_folder, rows
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load, make_folder, rows
 
 from data.worker_start import WorkerStart
 from trainer.checkpoint_folder import CheckpointFolder

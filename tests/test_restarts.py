@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import torchrun
-from test_distributed import SMALL
+from helpers import SMALL, torchrun
 
 WORKER = Path(__file__).parent / "late_kill_worker.py"
 WHERE = pytest.mark.parametrize("where", [["--output-dir", "run"], []], ids=["--output-dir", "runs/"])

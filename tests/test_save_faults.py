@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load
 
 from trainer import checkpoint
 from trainer.checkpoint import damage_of, write_checkpoint

@@ -39,14 +39,14 @@ def test_the_second_interrupt_raises(signals: StopSignals) -> None:
 
 
 def test_handlers_are_put_back_except_where_somebody_changed_them() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before, interrupt = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     signals = StopSignals()
     signals.install()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signals.restore()
     try:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         signal.signal(signal.SIGTERM, before)
 

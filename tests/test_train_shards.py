@@ -76,3 +76,17 @@ def test_tars_are_checked_and_timed_as_folders_are(run, sets, capsys):
     assert '"train"' in capsys.readouterr().out
     assert run(*tars, "--bench-data", 4, "-j", 0, "-b", 4, "--image-size", 32, base=None) == 0
     assert "images/s" in capsys.readouterr().out
+
+
+def test_the_same_weights_from_an_object_store(run, sets):
+    """By URL through fsspec, as s3 and gs are read; the loader processes have their own connections."""
+    folder, tars = sets
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    for tar in Path(tars[1]).parent.glob("*.tar"):
+        store.pipe(f"/bucket/{tar.name}", tar.read_bytes())
+    urls = ["--train-shards", "memory://bucket/train-{00000..00000}.tar", "--val-shards", "memory://bucket/val-*.tar"]
+    for name, where in (("files", [folder]), ("urls", urls)):
+        assert run(*where, "-j", 2, "--deterministic", "--output-dir", name, base=BASE) == 0
+    one, two = state("files"), state("urls")
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert run("-e", "--resume", "urls", "-j", 0, base=None) == 0

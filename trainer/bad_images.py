@@ -94,15 +94,29 @@ class BadImages:
         )
         return f"{found} cannot be read and were left out: names and reasons in {FILE}"
 
-    def _check(self, split: str) -> None:
-        names = self._known[split]
-        if len(names) > self._limits[split]:
-            name, rest = list(names.items())[-1]
+    def refuse_none(self, split: str, images: int) -> None:
+        """``images``: those of a whole pass over ``split``, the same on every rank. Raises BadDataError on every
+        rank where bad ones left none, whatever the limit."""
+        if images == 0 and self._known[split]:
+            count = f"{len(self._known[split])} of {self._sizes[split]}"
             raise BadDataError(
-                f"{len(names)} bad images in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
-                f"the last is {name} ({': '.join(rest.split(chr(9)))})",
+                f"no image of {split} is left, {count} cannot be read; {self._last(split)}: mend or replace them, "
+                "--check-data lists them all",
                 on_every_rank=True,
             )
+
+    def _check(self, split: str) -> None:
+        count = len(self._known[split])
+        if count > self._limits[split]:
+            raise BadDataError(
+                f"{count} bad images in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
+                f"{self._last(split)}",
+                on_every_rank=True,
+            )
+
+    def _last(self, split: str) -> str:
+        name, rest = list(self._known[split].items())[-1]
+        return f"the last is {name} ({': '.join(rest.split(chr(9)))})"
 
     def _write(self, lines: list[str]) -> None:
         if self._file is not None:

@@ -41,6 +41,12 @@ def _generators(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("cpu"), Tensor)
 
 
+def _average(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and isinstance(value.get("state_dict"), dict) and _count(value.get("updates"))
+    )
+
+
 def _steps(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_count, value))
 
@@ -70,6 +76,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "left_out": _all(_steps),
     "epoch_sums": _sums,
     "window_sums": _all(_sums),
+    "ema": _average,
 }
 
 

@@ -19,6 +19,7 @@ from trainer.config import DEFAULTS, KEYS, PER_START, TrainConfig
 from trainer.config_file import read_config_file
 from trainer.errors import UserError
 from trainer.flags import GROUPS, ROWS, Row
+from trainer.peer_flags import translate
 
 _NUMBER = r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE)
@@ -34,7 +35,7 @@ _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("data_dir", _ANY, ("synthetic", "train_shards", "val_shards")),
-    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels", "class_map")),
+    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels")),
     ("synthetic", _ANY, ("data_dir", "val_labels", "class_map", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),
@@ -50,15 +51,17 @@ _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed command line: the settings, and which of them were given (not defaults)."""
+    """A parsed command line: the settings, which of them were given (not defaults), and lines for the log."""
 
     config: TrainConfig
     given: Mapping[str, Any]
+    notices: Sequence[str] = ()
 
 
 def parse(argv: Sequence[str] | None = None) -> Request:
     """Parse ``argv`` (default: the process's). Raises UserError; ``--help`` raises SystemExit(0)."""
-    tokens, folders = _bind_optional_values(list(sys.argv[1:] if argv is None else argv))
+    tokens, notices = translate(sys.argv[1:] if argv is None else argv, _FLAGS)
+    tokens, folders = _bind_optional_values(tokens)
     namespace, extras = build_parser().parse_known_args(tokens)
     flags = {key: value for key, value in vars(namespace).items() if value is not None}
     config_file = flags.pop("config", None)
@@ -70,7 +73,7 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     given = _overlay(from_file, typed(flags, from_file))
     config = _build(given)
     given.update({key: getattr(config, key) for key in _PATHS if key in given})
-    return Request(config, given)
+    return Request(config, given, notices)
 
 
 def merge_with_checkpoint(given: Mapping[str, Any], saved: Mapping[str, Any]) -> TrainConfig:
@@ -135,11 +138,14 @@ def _bind_optional_values(tokens: list[str]) -> tuple[list[str], list[str]]:
             return bound, tokens[position:]
         if token in bools:
             row = bools[token]
-            value = row.optional[0] if row.optional else "true"
             if position < len(tokens) and _belongs_to(row, tokens[position]):
-                value = tokens[position]
+                bound.append(f"{flag_of(row.key)}={tokens[position]}")
                 position += 1
-            bound.append(f"{flag_of(row.key)}={value}")
+            elif row.optional:
+                # First of all: `--model-ema-decay 0.99 --model-ema` means 0.99.
+                bound.insert(0, f"{flag_of(row.key)}={row.optional[0]}")
+            else:
+                bound.append(f"{flag_of(row.key)}=true")
         elif token in lists:
             start = position
             if position < len(tokens) and tokens[position] in NONE_WORDS:

@@ -1,4 +1,4 @@
-"""Keep freed memory in the process: on a CPU half of a training step can go to giving it back.
+"""Keep freed memory in the process: on a CPU a quarter of a training step can go to giving it back.
 
 glibc maps each large tensor anew and returns it at once, so that every step faults the same pages
 in again. ``retain`` turns both off (``mallopt``): faster, at the price of a more fragmented heap.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ class Start:
     path: Path | None = None
     folder: Path | None = None
     lines: list[str] = field(default_factory=list)
+    contents: dict[str, Any] = field(default_factory=dict)  # of this start's data, see trainer.resumed_data
 
     @property
     def saved_resolved(self) -> dict[str, Any]:
@@ -158,25 +158,6 @@ def _refuse_another_model(merged: TrainConfig, content: dict[str, Any]) -> None:
     if saved is not None and merged.arch != saved:
         raise UserError(
             f"--arch {merged.arch}, but the checkpoint holds a {saved}: resume with its own, or start from --weights",
-            True,
-        )
-
-
-def check_classes(start: Start, config: TrainConfig, classes: Sequence[str]) -> None:
-    """The classes a run goes on with must be those it was trained on, by count and by name."""
-    saved = (start.checkpoint or {}).get("classes")
-    if saved is None:
-        return
-    count = start.saved_resolved["num_classes"]
-    if count != config.num_classes:
-        remedy = "give a DIR with its classes, or --class-map" if config.evaluate else "start from --weights instead"
-        raise UserError(
-            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: {remedy}", True
-        )
-    if list(saved) != list(classes) and not config.synthetic:
-        name = next((name for name in [*saved, *classes] if name not in saved or name not in classes), saved[0])
-        raise UserError(
-            f"the folder's classes are not those of the checkpoint (class {name!r}): its labels would mean something else",
             True,
         )
 

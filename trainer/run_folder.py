@@ -62,6 +62,10 @@ class RunFolder:
                 stream.write(text)
                 stream.truncate()
 
+    def has_failed(self) -> bool:
+        """Whether a rank of this start has written so."""
+        return read_json(self.path / "status.json").get("state") == "failed"
+
     def release(self) -> None:
         if self._lock is not None:
             _unlock(self._lock)
@@ -217,7 +221,7 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 def write_atomically(target: Path, text: str) -> None:
     """Text under a name that never holds half of it; line ends stay as they are."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # ranks may write at once
     try:
         with open(temporary, "w", newline="", encoding="utf-8") as stream:
             stream.write(text)

@@ -40,9 +40,7 @@ STEP_TAGS = {
 EPOCH_TAGS = {
     "epoch/loss": "train_loss",
     "epoch/images_per_sec": "images_per_sec_total",
-    "val/loss": "val_loss",
-    "val/acc1": "val_acc1",
-    "val/acc5": "val_acc5",
+    **{f"{kind}/{key}": f"{kind}_{key}" for kind in ("val", "val_ema", "val_raw") for key in ("loss", "acc1", "acc5")},
 }
 
 SAVE_TAGS = {"save/pause_ms": "save_pause_ms", "save/write_ms": "save_write_ms"}

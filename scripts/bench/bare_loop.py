@@ -57,6 +57,9 @@ class BareLoop:
             with torch.autocast(self.device.type, dtype=self.half, enabled=self._autocast):
                 output = self.model(images)
             loss = self._criterion(output, target)
+            self._optimizer.zero_grad(set_to_none=True)
+            for weight in self._weights:
+                weight.grad = None
             self._scaler.scale(loss).backward()
             self._update()
         return loss.detach()
@@ -69,6 +72,3 @@ class BareLoop:
         self._scaler.update()
         if self._masters:
             torch._foreach_copy_(self._weights, self._masters)
-            for weight in self._weights:
-                weight.grad = None
-        self._optimizer.zero_grad(set_to_none=True)

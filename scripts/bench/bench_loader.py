@@ -23,7 +23,7 @@ from typing import Any
 
 import common
 import torch
-from main_amp_style import transposing_collate
+from main_amp_style import open_rgb, transposing_collate
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -107,8 +107,8 @@ def build_arms(args: argparse.Namespace) -> tuple[dict[str, Arm], ImageDataset]:
     crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     normalise = [transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     folder = str(args.data / "train")
-    reference = ImageFolder(folder, transforms.Compose([*crop, *normalise]))
-    fast = ImageFolder(folder, transforms.Compose(crop))
+    reference = ImageFolder(folder, transforms.Compose([*crop, *normalise]), loader=open_rgb)
+    fast = ImageFolder(folder, transforms.Compose(crop), loader=open_rgb)
     check_same_files(ours, reference)
     transposing = functools.partial(transposing_collate, memory_format=torch.contiguous_format)
     openers: dict[str, Callable[[StepSampler], Batches]] = {

@@ -107,9 +107,10 @@ class BothFormats:
             yield
             output = self.forward(memory_format, images)
             if self.training:
-                precision.backward(self._criterion(output, self._target))
+                loss = self._criterion(output, self._target)
+                stepper.model.zero_grad(set_to_none=True)  # where training does it
+                precision.backward(loss)
                 precision.step(stepper.optimizer, precision.collect_gradients(), zero, None)
-                stepper.model.zero_grad(set_to_none=True)
             yield
 
         return call

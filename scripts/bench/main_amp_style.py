@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from data.decode import open_image
 from trainer import environment
 from trainer.checks import AMP_DTYPES, DEVICES
 from trainer.config import TrainConfig
@@ -35,6 +36,11 @@ from trainer.errors import UserError
 from trainer.memory_format import resolve_memory_format
 
 LEVELS = {"float32": "O0", "autocast": "O1", "half": "O2"}
+
+
+def open_rgb(path: str) -> Image.Image:
+    """As torchvision's own loader does it, of the formats that ours takes: some of Pillow's others start programs."""
+    return open_image(Path(path).read_bytes()).convert("RGB")
 
 
 def transposing_collate(samples: Sequence[tuple[Image.Image, int]], memory_format: torch.memory_format) -> Batch:
@@ -83,7 +89,7 @@ class StreamPrefetcher:
 def build_loader(args: argparse.Namespace, device: torch.device) -> DataLoader[Batch]:
     crop = transforms.Compose([transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()])
     try:
-        folder = ImageFolder(str(args.data / "train"), crop)
+        folder = ImageFolder(str(args.data / "train"), crop, loader=open_rgb)
     except (OSError, RuntimeError) as error:
         raise UserError(f"no class folders in {args.data}/train ({error}): see make_photos.py") from error
     if args.steps and len(folder) < args.steps * args.batch_size:
