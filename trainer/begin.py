@@ -116,7 +116,7 @@ def open_engine(
     engine.validation.follows_average = config.ema_eval
     if config.rewind:
         engine.rewinder = Rewinder(folder, group, stepper, report)
-    engine.step_times = StepTimes(config.step_times, folder, group)
+    engine.step_times = StepTimes(config.step_times, folder, group, None if config.compile else stepper.model)
     engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine
 
