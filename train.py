@@ -37,6 +37,7 @@ def run(
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
     from trainer.run_log import Console
+    from trainer.summary import say_summary
 
     session.show_traceback = request.config.traceback
     data_commands.refuse_launchers(request.config)
@@ -62,6 +63,8 @@ def run(
     stepper = built.stepper
     config = config.replace(cpu_heap=built.heap["choice"], channels_last=built.channels_last)
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
+    if config.summary:
+        return say_summary(config, built, console)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
     stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes)
