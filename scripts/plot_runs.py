@@ -91,7 +91,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         one.grid(alpha=0.25)
         for place, run in enumerate(runs):
             style = {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", ":")[place // len(COLOURS) % 3]}
-            one.plot(*points(run.steps, key), linewidth=1, alpha=0.5 if of_epoch else 1, **style)
+            found = points(run.steps, key)
+            marker = "." if len(found[0]) == 1 else None  # a line of one point would not be seen
+            one.plot(*found, marker=marker, linewidth=1, alpha=0.5 if of_epoch else 1, **style)
             if of_epoch:
                 one.plot(*points(run.epochs, of_epoch), linewidth=2, **style)
             if of_val:
@@ -111,7 +113,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row a run, as text."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for run in runs:
         _, accuracies = points(run.epochs, "val_acc1")
         _, losses = points(run.epochs, "val_loss")

@@ -14,6 +14,7 @@ from trainer.content import load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
 from trainer.exits import Session
+from trainer.gallery import Gallery
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
 from trainer.optim import LRSchedule
@@ -102,6 +103,8 @@ def open_engine(
     session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    if config.tensorboard:
+        engine.validation.gallery = Gallery(group, facts["classes"], config.mean or (), config.std or ())
     if config.rewind:
         engine.rewinder = Rewinder(folder, group, stepper, report)
     engine.step_times = StepTimes(config.step_times, folder, group)

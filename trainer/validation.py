@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainer.boundary import Boundary
 from trainer.distributed import Group
+from trainer.gallery import Gallery
 from trainer.metrics import Means, RunningSums, means_of
 from trainer.models import TrainingLoss, main_output
 from trainer.report import Reporter
@@ -34,6 +35,7 @@ class Validation:
         self._clock = clock
         self._print_freq = print_freq
         self._boundary = boundary
+        self.gallery: Gallery | None = None  # sees every batch, where it is wanted
 
     @torch.no_grad()
     def run(self, val: ValBatches) -> Means | None:
@@ -43,6 +45,8 @@ class Validation:
         self._stepper.buffers.accept()
         model.eval()
         criterion, sums = TrainingLoss(), RunningSums(self._group.device)
+        if self.gallery is not None:
+            self.gallery.start_validation()
         timer = StepTimer(self._clock, 0, len(val))
         self._report.console.start_bar("validation", len(val))
         for index, (images, target) in enumerate(val):
@@ -50,6 +54,8 @@ class Validation:
                 with precision.autocast():
                     output = main_output(model(images))
                 sums.add(criterion(output, target), output, target)
+                if self.gallery is not None:
+                    self.gallery.add(images, output, target)
             timer.step_done(len(target) * self._group.world_size)
             self._report.console.advance()
             if self._group.is_main and (index == 0 or (index + 1) % self._print_freq == 0 or index + 1 == len(val)):
