@@ -60,7 +60,7 @@ def test_confusions_and_worst_errors_are_those_of_all_batches_at_once():
     assert torch.equal(seen._worst[0], worst)
     files = Files()
     seen.write(files, 1)  # type: ignore[arg-type]
-    assert {"val/worst_errors", "val/confusion"} == set(files.images)
+    assert {"images/worst_val_errors", "images/confusion"} == set(files.images)
     for index, name in enumerate(NAMES):
         right, count = expected[index][index], sum(expected[index])
         assert files.scalars[f"val_class_acc1/{name}"] == pytest.approx(100 * right / count)
@@ -87,7 +87,7 @@ def test_without_an_error_there_is_no_picture_of_one():
     seen.start_validation()
     seen.add(torch.zeros(3, 3, 8, 8), 9 * torch.eye(3), torch.arange(3))
     seen.write(files, 1)  # type: ignore[arg-type]
-    assert "val/worst_errors" not in files.images
+    assert "images/worst_val_errors" not in files.images
     assert set(files.scalars.values()) == {100.0}
 
 
@@ -110,8 +110,8 @@ def events(folder: str) -> Any:
 def test_a_run_writes_them_each_epoch(run):
     assert run("--output-dir", "run", "--epochs", 2, "--tensorboard", "true", "--mixup", 0.2) == 0
     found = events("run")
-    assert [image.step for image in found.Images("train/images")] == [4, 8]
-    assert [image.step for image in found.Images("val/confusion")] == [4, 8]
+    assert [image.step for image in found.Images("images/train")] == [4, 8]
+    assert [image.step for image in found.Images("images/confusion")] == [4, 8]
     assert [each.histogram_value.num for each in found.Histograms("train/grad_norm_of_epoch")] == [4, 4]
     assert "custom_scalars__config__" in found.Tags()["tensors"]
     assert found.Scalars("hparam/images_per_sec")[0].step == 8
@@ -140,4 +140,6 @@ def test_two_ranks_count_as_one_does(run, tmp_path):
     assert len(tags) > 1
     for tag in tags:
         assert two.Scalars(tag)[0].value == one.Scalars(tag)[0].value
-    assert two.Images("val/confusion")[0].encoded_image_string == one.Images("val/confusion")[0].encoded_image_string
+    assert (
+        two.Images("images/confusion")[0].encoded_image_string == one.Images("images/confusion")[0].encoded_image_string
+    )

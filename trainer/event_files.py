@@ -11,12 +11,12 @@ from typing import Any
 
 from trainer.append_file import tell_failed_write
 
-# The custom scalars tab: charts side by side.
+# The custom scalars tab: charts side by side, of the tags that these patterns match.
 LAYOUT = {
     "training": {
-        "loss": ["Multiline", ["train/loss", "val/loss"]],
-        "speed (images a second)": ["Multiline", ["perf/images_per_sec_total"]],
-        "data wait (share of the time)": ["Multiline", ["perf/data_wait_share"]],
+        "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],
+        "speed (images a second)": ["Multiline", ["^perf/images_per_sec_total$"]],
+        "data wait (share of the time)": ["Multiline", ["^perf/data_wait_share$"]],
     }
 }
 

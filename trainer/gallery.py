@@ -75,11 +75,11 @@ class Gallery:
         if files is None:
             return
         if train is not None:
-            files.add_image("train/images", grid(self._train_tiles(*train)), step)
+            files.add_image("images/train", grid(self._train_tiles(*train)), step)
         if tiles:
-            files.add_image("val/worst_errors", grid(tiles), step)
+            files.add_image("images/worst_val_errors", grid(tiles), step)
         if confusion is not None and confusion.any():  # a model may have other outputs than the classes
-            files.add_image("val/confusion", confusion_picture(confusion, self._classes), step)
+            files.add_image("images/confusion", confusion_picture(confusion, self._classes), step)
             counts = confusion.sum(axis=1)
             files.add_scalars(
                 {
