@@ -32,12 +32,11 @@ def run(
     import data_commands
     from data.build import DataOptions, LoaderOptions, open_loaders, open_sources
     from data.feed import FeedOptions
-    from trainer import banner, begin, build, environment, finish, resume
+    from trainer import banner, begin, build, environment, finish, resume, summary
     from trainer.bad_images import BadImages
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
     from trainer.run_log import Console
-    from trainer.summary import say_summary
 
     session.show_traceback = request.config.traceback
     data_commands.refuse_launchers(request.config)
@@ -56,7 +55,6 @@ def run(
     if config.bench_data:
         return data_commands.bench_data(sources[0], config, group, sizes)
     resume.check_classes(start, config, classes)
-
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
     banner.say_request(console, start.config, config, group.device, threads)
     built = build.build_stepper(config, group, new_weights=start.checkpoint is None, train_images=sizes["train"])
@@ -64,7 +62,7 @@ def run(
     config = config.replace(cpu_heap=built.heap["choice"], channels_last=built.channels_last)
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
     if config.summary:
-        return say_summary(config, built, console)
+        return summary.say_summary(config, built, console)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
     stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes)
