@@ -76,6 +76,7 @@ def bench_data(train_set: Any, config: TrainConfig, group: Group, sizes: Mapping
     except TooFewImages as error:
         raise UserError(str(error)) from error
     bad.settle("train", speed.images)
+    bad.refuse_none("train", speed.images)
     cpu, cores = cpu_info()[0], usable_cores()
     lines = [*speed.as_lines(), f"CPU: {cpu}, {cores} usable cores"]
     if config.json:

@@ -30,9 +30,9 @@ def run(
         ask_for_huge_pages()
     # torch comes in here and below, so that --help and a mistyped flag are answered at once.
     import data_commands
-    from data.build import DataOptions, LoaderOptions, open_loaders, open_sources
+    from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources
     from data.feed import FeedOptions
-    from trainer import banner, begin, build, environment, finish, resume, summary
+    from trainer import banner, begin, build, environment, finish, resume, resumed_data, summary
     from trainer.bad_images import BadImages
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
@@ -54,8 +54,8 @@ def run(
     classes, sizes = sources[0].classes, {"train": len(sources[0]), "val": len(sources[1])}
     if config.bench_data:
         return data_commands.bench_data(sources[0], config, group, sizes)
-    resume.check_classes(start, config, classes)
-    # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile.
+    resumed_data.check_data(start, config, classes, contents_of(indexes, sources))
+    # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average.
     banner.say_request(console, start.config, config, group.device, threads)
     built = build.build_stepper(config, group, new_weights=start.checkpoint is None, train_images=sizes["train"])
     stepper = built.stepper
@@ -79,7 +79,7 @@ def run(
     progress, more = begin.begin(start, stepper, group, config)
     for line in [*request.notices, *start.lines, *built.lines, lr_line, *notices, *more]:
         console.say(line)
-    facts = begin.checkpoint_facts(start.config, config, classes, train.sampler.global_batch_size)
+    facts = begin.checkpoint_facts(start, config, classes, train.sampler.global_batch_size)
     engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)
     return finish.evaluate(engine, val, session) if config.evaluate else finish.fit(engine, train, val, config, session)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.utils.data import Dataset
 
@@ -12,16 +12,26 @@ from data.decode import DecodeError, Decoder
 from data.index import SampleIndex
 from data.transforms import Transform
 
-Key = tuple[int, int]  # epoch, sample index
+Key = tuple[int, int]  # draw, sample index
 
 
 class ImageDataset(Dataset):  # type: ignore[type-arg]
-    """A batch of keys -> a HostBatch. An unreadable sample is no error here: the batch names it."""
+    """A batch of keys -> a HostBatch. An unreadable sample is no error here: the batch names it.
 
-    def __init__(self, index: SampleIndex, decoder: Decoder, transform: Transform) -> None:
+    ``size_of``: from a draw to pixels a side, where that is not always the transform's.
+    """
+
+    def __init__(
+        self,
+        index: SampleIndex,
+        decoder: Decoder,
+        transform: Transform,
+        size_of: Callable[[int], int] | None = None,
+    ) -> None:
         self.index = index
         self._decoder = decoder
         self._transform = transform
+        self._size_of = size_of
         self.classes = list(index.classes)
 
     def __len__(self) -> int:
@@ -34,14 +44,14 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
         return decode.describe()
 
     def __getitems__(self, keys: Sequence[Key]) -> HostBatch:
-        rows = new_rows(len(keys), self._transform.size)
+        rows = new_rows(len(keys), self._transform.size if self._size_of is None else self._size_of(keys[0][0]))
         labels: list[int] = []
         bad: list[BadImage] = []
-        for epoch, index in keys:
+        for draw, index in keys:
             label = int(self.index.labels[index])
             try:
                 image = self._decoder(self.index.read(index))
-                self._transform(image, epoch, index, rows[len(labels)])
+                self._transform(image, draw, index, rows[len(labels)])
             except (OSError, DecodeError) as error:
                 bad.append(BadImage(index, self.index.name(index), self.index.classes[label], reason_of(error)))
             else:

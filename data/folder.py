@@ -6,11 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from data.folder_cache import list_and_keep, load, load_or_list
-from data.index import Names
+from data.index import Names, contents_of
 from data.labels import label_flat_files, read_class_map, write_class_map
 from data.listing import SUFFIXES, FolderError, Listing, class_folders, list_split, some
 
@@ -35,6 +36,9 @@ class FolderIndex:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def contents(self) -> dict[str, Any]:
+        return contents_of(self.labels, self.paths)
 
     def name(self, index: int) -> str:
         return os.path.join(self.folder, self.paths[index])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -69,3 +70,21 @@ class SampleIndex(Protocol):
     def read(self, index: int) -> bytes:
         """The encoded image. Raises OSError."""
         ...
+
+
+class OrderedIndex(SampleIndex, Protocol):
+    """One to train from: a place in an epoch means the same samples only while its contents are the same."""
+
+    def contents(self) -> dict[str, Any]:
+        """Number of images, and marks that change with the labels or the names or their order."""
+        ...
+
+
+def contents_of(labels: np.ndarray, names: Names) -> dict[str, Any]:
+    """An index's ``contents``; ``names``: below the split's folder, as in the shards made of it."""
+    arrays = {"labels": (labels,), "names": names.arrays()}
+    marks = {key: hashlib.blake2b(digest_size=16) for key in arrays}
+    for key, parts in arrays.items():
+        for part in parts:
+            marks[key].update(np.ascontiguousarray(part).data)
+    return {"images": len(labels), **{key: mark.hexdigest() for key, mark in marks.items()}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import numpy as np
 
 from data.cache_files import replace_file
 from data.listing import FolderError, some
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def label_flat_files(
@@ -108,8 +111,13 @@ def _base(name: str) -> str:
 
 
 def _class_of(text: str, classes: Mapping[str, int]) -> int | None:
-    """A class's index; the name may be followed by boxes, as in ILSVRC's ``LOC_val_solution.csv``."""
-    return classes[text] if text in classes else classes.get("".join(text.split()[:1]))
+    """A class's index. Boxes may follow it, as in ILSVRC's ``LOC_val_solution.csv``: each a class and four numbers."""
+    if text in classes:
+        return classes[text]
+    words = text.split()
+    numbers = [word for at, word in enumerate(words) if at % 5]
+    has_boxes = words and len(words) % 5 == 0 and all(map(_NUMBER.fullmatch, numbers))
+    return classes.get(words[0]) if has_boxes else None
 
 
 def read_class_map(path: str) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.collate import BadImage
 from data.dataset import ImageDataset
@@ -63,6 +64,8 @@ def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoade
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     # Python 3.12 and newer warn of the fork with which torch starts its workers, and torch runs threads.
     warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks", category=DeprecationWarning)
+    # An iterator whose workers could not be started has none to stop; without this torch says so at length.
+    _MultiProcessingDataLoaderIter._shutdown = True
     return DataLoader(
         source,
         batch_sampler=sampler,

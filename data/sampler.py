@@ -3,6 +3,10 @@
 The order of an epoch is a permutation from (seed, epoch) alone. Optimizer step k takes the samples
 ``order[k * G : (k + 1) * G]``, G = batch size x ranks x accumulation, dealt to the ranks in turn
 (r, r + W, ...). The whole state is the number of samples consumed.
+
+A key is (draw, sample index); a sample's randomness follows from it and the seed. Without repeats the draw is the
+epoch. With R of them (repeated augmentation, arXiv:1902.05509) R copies of a sample stand side by side, so that an
+epoch of the same length sees 1 / R of the samples, and copy c of epoch e is draw e * R + c.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ class StepPlan:
 
 
 class StepSampler:
-    """Batch sampler of one rank: yields lists of (epoch, sample index)."""
+    """Batch sampler of one rank: yields lists of (draw, sample index)."""
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class StepSampler:
         accumulation: int = 1,
         seed: int = 0,
         max_steps: int | None = None,
+        repeats: int = 1,
     ) -> None:
         self.size = size
         self.batch_size = batch_size
@@ -44,6 +49,7 @@ class StepSampler:
         self.accumulation = accumulation
         self.seed = seed
         self.max_steps = max_steps
+        self.repeats = repeats
         self.global_batch_size = batch_size * world_size * accumulation
         self.epoch = 0
         self.consumed = 0
@@ -68,7 +74,8 @@ class StepSampler:
 
     def order(self) -> np.ndarray:
         """All sample indices of the epoch, int64 (size,), the same on every rank."""
-        return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch])).permutation(self.size)
+        permutation = np.random.Generator(np.random.Philox(key=[self.seed, self.epoch])).permutation(self.size)
+        return permutation if self.repeats == 1 else permutation.repeat(self.repeats)[: self.size]
 
     def plans(self) -> Iterator[StepPlan]:
         """The steps from the present position to the end of the epoch."""
@@ -78,11 +85,11 @@ class StepSampler:
             yield StepPlan(images, tuple(len(part) for part in self._split(np.arange(share), images)))
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order, epoch = self.order(), self.epoch
+        order, first_draw = self.order(), self.epoch * self.repeats
         for start in range(self.consumed, self._usable_end(), self.global_batch_size):
-            chunk = order[start : min(start + self.global_batch_size, self._usable_end())]
-            for part in self._split(chunk[self.rank :: self.world_size], len(chunk)):
-                yield [(epoch, int(index)) for index in part]
+            places = np.arange(start, min(start + self.global_batch_size, self._usable_end()))
+            for part in self._split(places[self.rank :: self.world_size], len(places)):
+                yield [(first_draw + int(place) % self.repeats, int(order[place])) for place in part]
 
     def __len__(self) -> int:
         return sum(len(plan.batch_sizes) for plan in self.plans())

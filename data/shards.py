@@ -1,27 +1,29 @@
 """Tar files (shards) -> an index of their images, read in place: nothing is unpacked.
 
-Members are ``class/name.jpg``, or ``key.jpg`` with ``key.cls``, which holds the class's index or name.
+Members are ``class/name.jpg``, or ``key.jpg`` with ``key.cls``, which holds the class's index or name. Indices stay as they
+are given: those without an image are classes too.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from data.addresses import shown, shown_error
 from data.folder import SUFFIXES, FolderError
-from data.index import Names
+from data.index import Names, contents_of
+from data.labels import read_class_map, write_class_map
 from data.shard_cache import load_table, save_table
+from data.shard_classes import ShardClasses
 from data.shard_files import ShardReader, expand_pattern, open_shard, size_and_mark
 from data.tar_table import TarTable, read_table
 
 _LISTED_AT_ONCE = 8  # shards; more would wait for the network or the disk anyway
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,14 @@ class ShardIndex:
 
     def describe(self) -> str:
         left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ignored.items()))
-        urls = self.reader.urls
+        urls, bare = self.reader.urls, len(self.classes) - len(np.unique(self.labels))
         place = f"{len(urls)} tar files from {shown(urls[0])} on" if len(urls) > 1 else shown(urls[0])
-        counts = f"{len(self)} images, {len(self.classes)} classes in {place}"
+        unused = f", {bare} of them without an image," if bare else ""
+        counts = f"{len(self)} images, {len(self.classes)} classes{unused} in {place}"
         return counts + (f" (left out: {left_out})" if left_out else "")
+
+    def contents(self) -> dict[str, Any]:
+        return contents_of(self.labels, self.members)
 
     def name(self, index: int) -> str:
         return f"{shown(self.reader.urls[self.shards[index]])}!{self.members[index]}"
@@ -58,45 +64,37 @@ class ShardIndex:
         return self.reader.read(int(self.shards[index]), int(self.offsets[index]), int(self.sizes[index]))
 
 
-def open_shards(train_pattern: str, val_pattern: str, rescan: bool = False) -> tuple[ShardIndex, ShardIndex]:
+def open_shards(
+    train_pattern: str, val_pattern: str, rescan: bool = False, class_map: str | None = None
+) -> tuple[ShardIndex, ShardIndex]:
     """Index the shards of both splits; val's labels follow train's class names.
 
     A pattern is a path or an fsspec URL with ``{000..099}``, ``{a,b}``, ``*`` and ``?``. The table of each tar file is
-    kept in the user's cache folder; ``rescan`` reads all headers anew. Raises FolderError.
+    kept in the user's cache folder; ``rescan`` reads all headers anew. ``class_map``: as for a folder; numbers in
+    ``.cls`` members are indices into its names. Raises FolderError.
     """
-    train = _open_split(train_pattern, None, rescan)
-    return train, _open_split(val_pattern, train.classes, rescan)
+    pinned = read_class_map(class_map) if class_map else None
+    known = ShardClasses(pinned, f"--class-map {class_map} has", pinned=True) if pinned else None
+    urls, tables = _tables_of(train_pattern, rescan)
+    classes = known or ShardClasses.of_tables(urls, tables)
+    _check_depth(train_pattern, tables)
+    train = _sorted_index(classes, urls, tables)
+    val = _sorted_index(known or classes.filled(train.labels), *_tables_of(val_pattern, rescan))
+    if class_map and not pinned:
+        write_class_map(class_map, train.classes)
+    return train, val
 
 
-def _open_split(pattern: str, known: tuple[str, ...] | None, rescan: bool) -> ShardIndex:
+def _tables_of(pattern: str, rescan: bool) -> tuple[list[str], list[TarTable]]:
+    """The tar files of a pattern and what they hold."""
     urls = expand_pattern(pattern)
     with ThreadPoolExecutor(min(_LISTED_AT_ONCE, len(urls))) as threads:
         tables = list(threads.map(lambda url: _table_of(url, rescan), urls))
-    ignored: Counter[str] = Counter()
-    for table in tables:
-        ignored.update(table.ignored)
     if not sum(map(len, tables)):
         raise FolderError(
             f"no image in {shown(pattern)}: members must be class/name or key with key.cls, and end in {', '.join(sorted(SUFFIXES))}"
         )
-    numbered = all(t.from_cls and all(map(_NUMBER.fullmatch, t.classes)) for t in tables if len(t))
-    found = [tuple(str(int(name)) if numbered else name for name in table.classes) for table in tables]
-    classes = known if known is not None else _ordered({name for names in found for name in names}, numbered)
-    if known is None:
-        _check_depth(pattern, tables, classes)
-    at = {name: label for label, name in enumerate(classes)}
-    for url, names in zip(urls, found, strict=True):
-        unknown = next((name for name in names if name not in at), None)
-        if unknown is not None:
-            raise FolderError(
-                f"{shown(url)} has class {unknown!r}, which the training shards have not: rename or remove it"
-            )
-    labels = [
-        np.array([at[name] for name in names], dtype=np.int32)[t.labels]
-        for names, t in zip(found, tables, strict=True)
-        if len(t)
-    ]
-    return _sorted_index(classes, np.concatenate(labels), tables, ShardReader(urls), dict(ignored))
+    return urls, tables
 
 
 def _table_of(url: str, rescan: bool) -> TarTable:
@@ -117,42 +115,37 @@ def _table_of(url: str, rescan: bool) -> TarTable:
     return table
 
 
-def _ordered(names: set[str], numbered: bool) -> tuple[str, ...]:
-    return tuple(sorted(names, key=int) if numbered else sorted(names))
-
-
-def _check_depth(pattern: str, tables: Sequence[TarTable], classes: tuple[str, ...]) -> None:
+def _check_depth(pattern: str, tables: Sequence[TarTable]) -> None:
     """A tar of the folder above the class folders would make one class of everything."""
+    classes = {name for table in tables for name in table.classes}
     if len(classes) > 1 or any(table.from_cls for table in tables if len(table)):
         return
     if all(table.names[index].count("/") > 1 for table in tables for index in range(len(table))):
         raise FolderError(
-            f"all images of {shown(pattern)} lie in folders below {classes[0]}/: members must begin with the class's folder"
+            f"all images of {shown(pattern)} lie in folders below {classes.pop()}/: members must begin with the class's folder"
         )
 
 
-def _sorted_index(
-    classes: tuple[str, ...],
-    labels: np.ndarray,
-    tables: Sequence[TarTable],
-    reader: ShardReader,
-    ignored: dict[str, int],
-) -> ShardIndex:
+def _sorted_index(classes: ShardClasses, urls: Sequence[str], tables: Sequence[TarTable]) -> ShardIndex:
     """Everything in the order of a folder: by class, then member; equal members by shard."""
+    labels = np.concatenate([classes.labels(url, table) for url, table in zip(urls, tables, strict=True)])
     members = [table.names[index] for table in tables for index in range(len(table))]
     keys = list(map(_walk_key, members))
     by_member = np.array(sorted(range(len(members)), key=keys.__getitem__), dtype=np.int64)
     order = by_member[np.argsort(labels[by_member], kind="stable")]
     shards = np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables])
+    ignored: Counter[str] = Counter()
+    for table in tables:
+        ignored.update(table.ignored)
     return ShardIndex(
-        classes,
+        classes.names,
         labels[order],
         Names(members[index] for index in order),
         shards[order],
         np.concatenate([table.offsets for table in tables])[order],
         np.concatenate([table.sizes for table in tables])[order],
-        reader,
-        ignored,
+        ShardReader(urls),
+        dict(ignored),
     )
 
 

@@ -6,7 +6,7 @@ that it costs neither memory nor time in the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,9 +18,20 @@ _NOISE = 48
 
 
 class SyntheticImages:
-    """``size`` images (H = W = ``image_size``), uint8; sample i shows pool image i modulo the pool's size."""
+    """``size`` images (H = W = ``image_size``), uint8; sample i shows pool image i modulo the pool's size.
 
-    def __init__(self, size: int, num_classes: int, image_size: int, seed: int, validation: bool = False) -> None:
+    ``size_of``: from a draw to pixels a side, where that is not always ``image_size``: pixels of the pool are left out.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        num_classes: int,
+        image_size: int,
+        seed: int,
+        validation: bool = False,
+        size_of: Callable[[int], int] | None = None,
+    ) -> None:
         self.size = size
         self.classes = [str(label) for label in range(num_classes)]
         count = min(POOL_SIZE, size)
@@ -34,15 +45,23 @@ class SyntheticImages:
         for index in range(count):
             pattern = patterns[index % len(patterns)][cells][:, cells]
             pool[index] = pattern + noise.integers(-_NOISE, _NOISE, pattern.shape, dtype=np.int16).clip(-32, 31)
-        self._pool = torch.from_numpy(pool)
+        self._whole = self._pool = torch.from_numpy(pool)
+        self._size_of = size_of
 
     def __len__(self) -> int:
         return self.size
 
     def batch(self, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """(N, 3, H, W) uint8 with channels-last strides, and (N,) int64 labels."""
+        if self._size_of is not None:
+            self._resize(self._size_of(keys[0][0]))
         indices = torch.tensor([index % len(self._pool) for _, index in keys])
         return self._pool.index_select(0, indices).permute(0, 3, 1, 2), self._labels[indices]
+
+    def _resize(self, size: int) -> None:
+        if self._pool.shape[1] != size:
+            kept = torch.arange(size) * self._whole.shape[1] // size
+            self._pool = self._whole.index_select(1, kept).index_select(2, kept)
 
 
 class SyntheticBatches:
@@ -61,9 +80,14 @@ class SyntheticBatches:
 
 
 def build_synthetic(
-    size: int, num_classes: int, image_sizes: tuple[int, int], seed: int, least: int
+    size: int,
+    num_classes: int,
+    image_sizes: tuple[int, int],
+    seed: int,
+    least: int,
+    size_of: Callable[[int], int] | None = None,
 ) -> tuple[SyntheticImages, SyntheticImages]:
     """Training and validation images; a tenth as many to validate, ``least`` (a batch) at the least."""
     train_size, val_size = image_sizes
-    train = SyntheticImages(size, num_classes, train_size, seed)
+    train = SyntheticImages(size, num_classes, train_size, seed, size_of=size_of)
     return train, SyntheticImages(max(size // 10, least), num_classes, val_size, seed, validation=True)

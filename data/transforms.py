@@ -1,6 +1,7 @@
-"""Crop, resize and flip on uint8 channels-last, seeded by (seed, epoch, sample index) alone.
+"""Crop, resize and flip on uint8 channels-last, seeded by (seed, draw, sample index) alone, where the draw is the epoch
+or tells the copies of a sample in one apart (see ``data.sampler``).
 
-The same sample in the same epoch gets the same pixels with any number of workers or ranks, and
+The same sample in the same draw gets the same pixels with any number of workers or ranks, and
 after a resume. Crops are distributed as torchvision's ``RandomResizedCrop`` draws them (area and
 logarithm of the aspect ratio uniform, Szegedy et al., arXiv:1409.4842).
 """
@@ -30,13 +31,13 @@ class Transform(Protocol):
 
     size: int
 
-    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
+    def __call__(self, image: Encoded, draw: int, index: int, row: Tensor) -> None:
         """``row``: (size, size, 3) uint8, contiguous. Raises DecodeError."""
         ...
 
 
 class TrainTransform:
-    """Random resized crop and left-right flip to (size, size); ``augment`` sees (3, size, size) uint8 after them."""
+    """Random resized crop and left-right flip to the row's size; ``augment`` sees (3, size, size) uint8 after them."""
 
     def __init__(
         self,
@@ -54,12 +55,12 @@ class TrainTransform:
         self._interpolation = interpolation
         self._augment = augment
 
-    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
-        seed = sample_seed(self.seed, epoch, index)
+    def __call__(self, image: Encoded, draw: int, index: int, row: Tensor) -> None:
+        seed = sample_seed(self.seed, draw, index)
         generator = random.Random(seed)
         box = random_crop(generator, image.height, image.width, self._crop_scale)
         flip = generator.random() < self._hflip
-        pixels = _crop_and_resize(image, box, (self.size, self.size), self._interpolation)
+        pixels = _crop_and_resize(image, box, (row.shape[0], row.shape[1]), self._interpolation)
         if flip:
             # A second copy, yet quicker than one copy by a reversed view: this one moves many pixels at a time.
             pixels = pixels.flip(3)
@@ -85,7 +86,7 @@ class ValTransform:
         self._resize = resize
         self._interpolation = interpolation
 
-    def __call__(self, image: Encoded, epoch: int, index: int, row: Tensor) -> None:
+    def __call__(self, image: Encoded, draw: int, index: int, row: Tensor) -> None:
         short = min(image.height, image.width)
         (top, seen_height), (left, seen_width) = _middle(image.height, short), _middle(image.width, short)
         height, width = (int(self._resize * side / short) for side in (seen_height, seen_width))
@@ -110,9 +111,9 @@ def random_crop(generator: random.Random, height: int, width: int, scale: tuple[
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
-def sample_seed(seed: int, epoch: int, index: int) -> int:
-    """63 bits that differ for neighbouring samples, epochs and seeds."""
-    digest = hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
+def sample_seed(seed: int, draw: int, index: int) -> int:
+    """63 bits that differ for neighbouring samples, draws and seeds."""
+    digest = hashlib.blake2b(f"{seed}/{draw}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -88,12 +88,16 @@ def _end(file: BinaryIO) -> None:
     file.write(bytes(_whole(file.tell()) - file.tell()))
 
 
-def write_shards(source: str, out: Path, style: str, most: int) -> tuple[list[list[str]], list[int]]:
+def write_shards(
+    source: str, out: Path, style: str, most: int, val_labels: str | None = None
+) -> tuple[list[list[str]], list[int]]:
     """Write both splits; an interruption leaves nothing in ``out``. The names a split, and the images.
+
+    ``val_labels``: list of names and classes for a val folder without class folders.
 
     Raises FolderError for a folder that cannot be trained on, OSError.
     """
-    indexes = scan_data_dir(source)
+    indexes = scan_data_dir(source, val_labels=val_labels)
     names = []
     with tempfile.TemporaryDirectory(dir=out, prefix=".unfinished-") as unfinished:
         for split, index in zip(SPLITS, indexes, strict=True):
@@ -125,6 +129,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="most megabytes (1024 * 1024) a tar file (256)",
     )
+    add(
+        "--val-labels",
+        metavar="FILE",
+        help="for a flat DIR/val: text or csv file of `file name,class` lines, as train.py",
+    )
     add("--style", choices=("folder", "webdataset"), default="folder", help="names of the members, see above (folder)")
     return parser.parse_args(argv)
 
@@ -147,7 +156,7 @@ def make(args: argparse.Namespace) -> int:
         if out.is_dir() and (any(out.glob("*.tar")) or (out / CLASSES).exists()):
             raise UserError(f"{out} already holds tar files: name another folder or remove them")
         out.mkdir(parents=True, exist_ok=True)
-        names, counts = write_shards(args.source, out, args.style, args.shard_size_mb << 20)
+        names, counts = write_shards(args.source, out, args.style, args.shard_size_mb << 20, args.val_labels)
     except FolderError as error:
         raise UserError(str(error)) from error
     except OSError as error:

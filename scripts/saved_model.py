@@ -37,9 +37,9 @@ def load_saved_model(path: Path, ema: bool = False) -> SavedModel:
     state = content["state_dict"]
     if ema:
         average = content.get("ema")
-        state = average.get("state_dict", average) if isinstance(average, dict) else None
-        if not state:
-            raise UserError(f"--ema: {path} holds no averaged weights")
+        if average is None:
+            raise UserError(f"--ema: {path} holds no averaged weights (of a run with --model-ema)")
+        state = average["state_dict"]
     arch, classes = str(content["config"].get("arch")), [str(name) for name in content.get("classes", ())]
     model = build_model(arch, content["resolved"]["num_classes"])
     load_matching(model, state, new_head=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
+pytest.register_assert_rewrite("helpers")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,6 +61,36 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     run.calls, run.wrapped = calls, {}  # type: ignore[attr-defined]
     yield run
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On whatever machine the test runs."""
+    monkeypatch.setattr("trainer.environment.usable_cores", lambda: 8)
+
+
+@pytest.fixture
+def no_warning() -> Iterator[None]:
+    """Any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture(params=["simplejpeg", "pillow alone"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With simplejpeg and without it."""
+    if request.param == "pillow alone":
+        monkeypatch.setattr("data.decode.simplejpeg", None)
+    return request.param
+
+
+@pytest.fixture
+def unique_names(folder: Path) -> Path:
+    """The test's own ``folder``, in which no file of val has the name of one of train."""
+    from helpers import rename_val
+
+    return rename_val(folder)
 
 
 SMALL = "-a toy_models:tiny --b 8 --synthetic-size 32 --image-size 32 --num-classes 4 --tensorboard false --print-freq 1 --epochs 1"

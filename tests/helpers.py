@@ -1,10 +1,11 @@
-"""Small folders of images, the records of a run, processes, and the sentence of a mistake, for tests."""
+"""Small folders of images, runs in processes of their own, and the sentence of a mistake, for tests."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from data.folder import FolderError, scan_data_dir
+from trainer.config import TrainConfig
 from trainer.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
 
 
 def write_image(path: Path, colour: Sequence[int] = (128, 128, 128), size: int = 40, seed: int = 0) -> Path:
@@ -75,10 +82,29 @@ def refused(function: Callable[..., object], *arguments: object) -> str:
     return str(caught.value)
 
 
-def rows(folder: Path | str, kind: str = "step") -> list[dict[str, Any]]:
-    """Records of one kind in a run's metrics.jsonl."""
-    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
+def folder_refused(folder: Path) -> str:
+    """The one line of the FolderError that listing a data folder ends in."""
+    with pytest.raises(FolderError) as caught:
+        scan_data_dir(str(folder))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def taken(config: TrainConfig, *keys: str) -> tuple:
+    """The values of these settings."""
+    return tuple(getattr(config, key) for key in keys)
+
+
+def launch(
+    folder: Path,
+    ranks: int,
+    *flags: object,
+    options: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    timeout: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """train.py under torchrun in ``folder``; the finished process."""
+    return torchrun(folder, ranks, ROOT / "train.py", *SMALL, *flags, options=options, env=env, timeout=timeout)
 
 
 def torchrun(
@@ -88,12 +114,86 @@ def torchrun(
     *flags: object,
     options: Sequence[str] = (),
     env: dict[str, str] | None = None,
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """A script under torchrun in ``folder``, with the toy models on its path; the finished process."""
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--standalone", "--nproc-per-node", str(ranks)]
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    return subprocess.run(
-        [*command, str(script), *(str(flag) for flag in flags)],
-        cwd=folder, env={**environ, "PYTHONPATH": paths, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+    arguments = [*command, str(script), *(str(flag) for flag in flags)]
+    return run_bounded(arguments, folder, {**environ, "PYTHONPATH": paths, **(env or {})}, timeout)
+
+
+def run_bounded(
+    command: Sequence[str], folder: Path, environ: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """The finished process. One that takes too long fails the test with what it printed, and nothing that it
+    started goes on."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
+    try:
+        printed, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        _kill_with_children(process.pid)
+        printed, errors = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            pytest.fail(f"not over after {timeout:g} s; it printed\n{printed[-4000:]}\nand as errors\n{errors[-4000:]}")
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, printed, errors)
+
+
+def _kill_with_children(pid: int) -> None:
+    """The process groups of a process and of all below it: torchrun gives each rank a group of its own."""
+    groups, parents = {pid}, {pid}
+    table = [_parent_and_group(path) for path in Path("/proc").glob("[0-9]*")]
+    for _ in table:
+        below = {process: group for process, parent, group in table if parent in parents and process not in parents}
+        if not below:
+            break
+        parents |= below.keys()
+        groups |= set(below.values())
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _parent_and_group(path: Path) -> tuple[int, int, int]:
+    """A process, its parent and its group, from its folder in /proc."""
+    try:
+        fields = (path / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return int(path.name), 0, 0
+    return int(path.name), int(fields[1]), int(fields[2])
+
+
+def rows(folder: Path | str, kind: str = "step") -> list[dict[str, Any]]:
+    """The lines of a kind ("step", "epoch") of a run's metrics.jsonl."""
+    found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if row["kind"] == kind]
+
+
+def load(folder: Path | str = "run", name: str = "last.pt") -> dict:
+    """A checkpoint of a run."""
+    return torch.load(Path(folder, "checkpoints", name), weights_only=True)
+
+
+def assert_same_end(one: str, two: str) -> None:
+    """Two runs ended with the same bits and counts, and logged the same steps."""
+    first, second = load(one), load(two)
+    for name, tensor in first["state_dict"].items():
+        assert torch.equal(tensor, second["state_dict"][name]), name
+    for index, entry in first["optimizer"].items():
+        assert torch.equal(entry["momentum_buffer"], second["optimizer"][index]["momentum_buffer"])
+    if first["ema"] and second["ema"]:
+        assert first["ema"]["updates"] == second["ema"]["updates"]
+        for name, tensor in first["ema"]["state_dict"].items():
+            same = torch.equal(tensor, second["ema"]["state_dict"][name]) if isinstance(tensor, torch.Tensor) else True
+            assert same, f"average of {name}"
+    for key in ("step", "images_seen", "epoch", "best_acc1", "best_epoch", "precision"):
+        assert first[key] == second[key], key
+    keys = ("epoch", "step", "images_seen", "loss", "acc1", "lr", "grad_norm")
+    assert [[row[key] for key in keys] for row in rows(one)] == [[row[key] for key in keys] for row in rows(two)]

@@ -46,8 +46,8 @@ class Pooling(Kind):
         return F.fractional_max_pool2d(x, 1, output_size=6, _random_samples=torch.full((2, 8, 2), 0.5))  # lost
 
 
-class Attention(Kind):
-    """Over the tokens of each row, in the order of the image."""
+class Softmax(Kind):
+    """Over each row, in the order of the image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, 3)  # lost
@@ -68,12 +68,16 @@ class InPlaceHead(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-class Backward(Kind):
-    class InNCHW(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * 2
+class Doubled(torch.autograd.Function):
+    """For a backward pass of one's own."""
 
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Backward(Kind):
+    class InNCHW(Doubled):
         @staticmethod
         def backward(ctx: object, gradient: Tensor) -> Tensor:
             return gradient.contiguous()  # lost
@@ -103,6 +107,31 @@ class View(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.view(len(x), -1))  # lost
+
+
+class Caught(Kind):
+    """Code that knows a way around what refuses channels-last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return x.view(len(x), -1).view_as(x)
+        except RuntimeError:
+            return x * 2
+
+
+class CaughtThenBroken(Caught):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) @ torch.ones(5, 5)
+
+
+class RefusesGradient(Kind):
+    class Flat(Doubled):
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient.view(len(gradient), -1).view_as(gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Flat.apply(x)
 
 
 class Model(nn.Module):
@@ -146,6 +175,18 @@ def flatten(num_classes: int) -> nn.Module:
 
 def view(num_classes: int) -> nn.Module:
     return Model(Keeps(), View())
+
+
+def caught(num_classes: int) -> nn.Module:
+    return Model(Caught())
+
+
+def caught_then_broken(num_classes: int) -> nn.Module:
+    return Model(CaughtThenBroken())
+
+
+def refuses_gradient(num_classes: int) -> nn.Module:
+    return Model(RefusesGradient())
 
 
 def shuffle(num_classes: int) -> nn.Module:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from data.decode import Decoder
+
 
 @functools.cache  # callers copy before they change it
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -92,6 +94,16 @@ def bomb(width: int, height: int) -> bytes:
     tiny = png(np.zeros((1, 1, 3), np.uint8))
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, PNG_RGB, 0, 0, 0))
     return tiny[:8] + header + tiny[8 + len(header) :]
+
+
+def pixels_of(data: bytes, **options: Any) -> np.ndarray:
+    """What ``data.decode`` makes of an encoded image."""
+    return Decoder(**options)(data).decode()
+
+
+def difference(one: Any, other: Any) -> float:
+    """Mean absolute difference of two images, in 8-bit levels."""
+    return float(np.abs(np.asarray(one).astype(int) - np.asarray(other).astype(int)).mean())
 
 
 def image_files() -> dict[str, bytes]:

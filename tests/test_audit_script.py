@@ -59,6 +59,27 @@ def test_a_model_that_refuses_channels_last_is_reported_not_traced(capsys: pytes
     assert "Traceback" not in out + err
 
 
+def test_a_refusal_that_the_model_catches_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["-a", "layout_models:caught", *SMALL, "--strict"]) == 0
+    out = capsys.readouterr().out
+    assert ": 0 of" in out
+    assert "refuses" not in out
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_caught_refusal_hides_no_later_error(mode: str) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2|size"):
+        script.main(["-a", "layout_models:caught_then_broken", *SMALL, "--mode", mode])
+
+
+def test_a_backward_pass_that_refuses_channels_last_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["-a", "layout_models:refuses_gradient", *SMALL]) == 1
+    out, err = capsys.readouterr()
+    assert "view in stage.0" in out
+    assert "stopped the pass" in out
+    assert "Traceback" not in out + err
+
+
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_half_precision_and_evaluation(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-a", "layout_models:flatten", *SMALL, "--opt-level", level, "--amp-dtype", "bfloat16"]
@@ -80,6 +101,11 @@ def test_half_precision_and_evaluation(level: str, capsys: pytest.CaptureFixture
         (["-a", "resnet18", "--markdown", "x"], "--all-torchvision"),
         (["-a", "resnet18", "--compile", "--mode", "eval"], "drop --mode eval"),
         (["-a", "resnet81"], "did you mean"),
+        (["-a", "toy_misfits:in_a_dict", *SMALL], "the model returned a dict with 'out': its forward()"),
+        (["-a", "toy_misfits:nothing", *SMALL], "the model returned nothing"),
+        (["-a", "toy_misfits:nothing", *SMALL, "--mode", "eval"], "the model returned nothing"),
+        (["-a", "toy_misfits:without_classes", *SMALL], "which it does not take"),
+        (["-a", "toy_misfits:lazy", *SMALL], "lazy"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,6 +219,16 @@ def test_no_line_in_contiguous_runs_or_under_step_times(
 def test_a_model_that_cannot_be_copied_trains_all_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("-a", "layout_models:no_copy", *AUDITED, "out", "--audit-layout") == 0
     assert "no layout audit: a copy of the model raised TypeError: not this one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factory", ["in_a_dict", "nothing", "without_classes", "lazy"])
+def test_a_model_that_cannot_be_trained_ends_with_one_sentence(
+    run: Run, factory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-a", f"toy_misfits:{factory}", *AUDITED, "out") == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import toy_models
-from dirty_files import KINDS, spoil, write_empty
-from helpers import make_folder, rows
-from test_distributed import launch
+from dirty_files import ALL_KINDS, spoil, write_empty
+from helpers import launch, make_folder, rows
 from torch import Tensor
 
 from data.sampler import StepPlan
@@ -43,11 +42,11 @@ def records(kind: str) -> list[dict]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_fail_names_file_class_and_reason_last(run, folder, capfd, kind: str, split: str, workers: int):
     """R01."""
     path = folder / split / "b" / f"x-{kind}"
-    KINDS[kind](path)
+    ALL_KINDS[kind](path)
     assert run(folder, "-j", workers, base=FOLDER) == 5
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"error: cannot read {path} (class b): ")
@@ -119,19 +118,6 @@ def test_more_than_allowed_ends_the_run(run, folder, capsys, split: str):
     assert "\n" not in error
 
 
-def test_an_epoch_without_a_readable_image_is_no_update(run, folder):
-    for path in folder.glob("train/*/*.jpg"):
-        write_empty(path)
-    assert run(folder, "-j", 0, "--bad-images", "skip", "--max-bad-images", "100%", base=FOLDER) == 0
-    (epoch,) = records("epoch")
-    assert epoch["images_seen"] == 0
-    state = torch.load("run/checkpoints/last.pt", weights_only=True)["state_dict"]
-    assert run(make_folder(folder.parent / "good"), "-j", 0, "--lr", 0, "--output-dir", "still", base=FOLDER) == 0
-    still = torch.load("still/checkpoints/last.pt", weights_only=True)["state_dict"]
-    assert all(torch.equal(state[key], still[key]) for key in state if "weight" in key or "bias" in key)
-    assert all(not value.any() for key, value in state.items() if "running_mean" in key)
-
-
 def test_the_limit():
     assert [allowed(None, size) for size in (5, 1000, 1300, 1_281_167)] == [10, 10, 13, 12811]
     assert [allowed(limit, 400) for limit in (0, 7, "2%", "0.5%")] == [0, 7, 8, 2]
@@ -200,6 +186,16 @@ def test_a_batch_with_too_few_readable_images_moves_nothing(left: int):
         assert torch.equal(alone.state_dict()[key], mixed.state_dict()[key]), key
 
 
+def test_a_step_without_a_readable_image_is_no_update():
+    none = make_batch(6, 3)
+    none = none[0][:0], none[1][:0]
+    model = fresh("tiny")
+    moved, taken, sums = step_with([none, none], (6, 6), model)
+    assert (taken, sums) == (0, [0.0] * 4)
+    assert not any(difference.any() for difference in moved)
+    assert not any(value.any() for key, value in model.state_dict().items() if "running_mean" in key)
+
+
 def test_pieces_of_a_batch_that_lost_an_image_are_never_single():
     """Batch norm at 1x1 pixels makes nothing of one value a channel."""
     real = make_batch(7, 3)
@@ -242,22 +238,8 @@ def test_two_ranks_stay_in_step_and_agree_on_names(folder, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--bad-images", "skip", "--max-bad-images", 2)], ids=["fail", "limit"])
 def test_two_ranks_end_with_the_code_for_bad_data(folder, tmp_path, flags):
     spoil(folder / "train/a")
-    done = launch(
-        tmp_path,
-        2,
-        folder,
-        "-a",
-        "toy_models:tiny",
-        "--b",
-        4,
-        "--num-classes",
-        2,
-        "-j",
-        1,
-        *flags,
-        "--output-dir",
-        "run",
-    )
+    base = "-a toy_models:tiny -b 4 --num-classes 2 -j 1 --output-dir run"
+    done = launch(tmp_path, 2, folder, *base.split(), *flags)
     assert done.returncode == 1
     assert "exitcode  : 5" in done.stderr
     assert "error: " in done.stderr

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import refused
-from test_distributed import launch
+from helpers import launch, refused
 from torch import Tensor, nn
 
 from trainer import build, format_trial

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import damage, make_folder, rename_val
+from helpers import damage, make_folder
 
 from data.preflight import Looker
 
@@ -18,11 +18,6 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "set", train=4, val=2, size=24)
-
-
-@pytest.fixture
-def unique_names(folder: Path) -> Path:
-    return rename_val(folder)
 
 
 def test_the_command_says_all_and_makes_no_run_folder(run, capsys, unique_names: Path) -> None:

@@ -12,7 +12,7 @@ from helpers import make_folder
 from pictures import bomb
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from data import dataset
 from data.collate import HostBatch, as_batch, new_rows
@@ -127,13 +127,23 @@ def test_the_feed_makes_no_layout_copy(dtype: torch.dtype, folder: Path):
     assert images.stride() == NHWC
 
 
+def as_seen_where_it_is_made(batch: HostBatch) -> tuple[HostBatch, bool, bool]:
+    """The batch, and, in the process that made it: whether that is a worker, and the images lie in shared memory.
+    On their way to the main process all tensors are moved there."""
+    return batch, get_worker_info() is not None, batch.images.is_shared()
+
+
 def test_a_worker_writes_into_shared_memory(folder: Path):
     """Which the main process maps; the batch of the main process itself needs none."""
     source = images_of(folder)
     sampler = [keys_of(0, 3, 5, 9), keys_of(1), keys_of(2, 4)]
-    alone = list(DataLoader(source, batch_sampler=sampler, collate_fn=lambda batch: batch))
-    loaded = list(DataLoader(source, batch_sampler=sampler, num_workers=2, collate_fn=lambda batch: batch))
-    for one, other, keys in zip(alone, loaded, sampler, strict=True):
+    alone, loaded = (
+        list(DataLoader(source, batch_sampler=sampler, num_workers=workers, collate_fn=as_seen_where_it_is_made))
+        for workers in (0, 2)
+    )
+    assert [seen for _, *seen in alone] == [[False, False]] * 3
+    assert [seen for _, *seen in loaded] == [[True, True]] * 3
+    for (one, *_), (other, *_), keys in zip(alone, loaded, sampler, strict=True):
         assert isinstance(other, HostBatch)
         assert not one.images.is_shared()
         assert other.images.is_shared()

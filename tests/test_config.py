@@ -47,6 +47,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "grad_accum_steps": [0],
     "clip_grad_norm": [0.0, -1.0, math.nan, math.inf],
     "label_smoothing": [-0.1, 1.1, math.nan],
+    "model_ema": [-0.1, 1.1, math.nan],
     "loss_scale": [0.0, -1.0, math.nan, math.inf],
     "stop_after_epochs": [0],
     "stop_after_steps": [0],
@@ -60,6 +61,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "interpolation": ["nearest", "random"],
     "lr_schedule": ["plateau", "exponentiallr", "multisteplr"],
     "lr_scaling": ["sqrt"],
+    "dist_timeout": [0.0, -1.0, math.nan, math.inf, 1e300],
 }
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"synthetic": True, "data_dir": "/images"}, "--synthetic"),

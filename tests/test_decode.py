@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import make_folder
-from pictures import PNG_GREY, chunk, encoded, image_files, opened, photo, png, ramp16, with_broken_exif
+from pictures import (
+    PNG_GREY,
+    chunk,
+    difference,
+    encoded,
+    image_files,
+    opened,
+    photo,
+    pixels_of,
+    png,
+    ramp16,
+    with_broken_exif,
+)
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
@@ -20,29 +31,7 @@ from data.folder import scan_data_dir
 from data.transforms import ValTransform
 
 FILES = image_files()
-
-
-@pytest.fixture(autouse=True)
-def no_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture(params=["simplejpeg", "pillow alone"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With simplejpeg and without it."""
-    if request.param == "pillow alone":
-        monkeypatch.setattr(decode, "simplejpeg", None)
-    return request.param
-
-
-def pixels_of(data: bytes, **options) -> np.ndarray:
-    return Decoder(**options)(data).decode()
-
-
-def difference(one: np.ndarray, other) -> float:
-    return float(np.abs(one.astype(int) - np.asarray(other).astype(int)).mean())
+pytestmark = pytest.mark.usefixtures("no_warning")
 
 
 def on_white(image: Image.Image) -> Image.Image:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import make_folder
-from pictures import bomb, encoded, image_files, opened, photo, with_segment, with_size
+from pictures import bomb, difference, encoded, image_files, opened, photo, pixels_of, with_segment, with_size
 from PIL import Image
 
 from data import decode
@@ -21,29 +19,7 @@ from data.folder import scan_data_dir
 from data.transforms import TrainTransform, ValTransform
 
 FILES = image_files()
-
-
-@pytest.fixture(autouse=True)
-def no_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture(params=["simplejpeg", "pillow alone"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With simplejpeg and without it."""
-    if request.param == "pillow alone":
-        monkeypatch.setattr(decode, "simplejpeg", None)
-    return request.param
-
-
-def pixels_of(data: bytes, **options) -> np.ndarray:
-    return Decoder(**options)(data).decode()
-
-
-def difference(one: np.ndarray, other) -> float:
-    return float(np.abs(one.astype(int) - np.asarray(other).astype(int)).mean())
+pytestmark = pytest.mark.usefixtures("no_warning")
 
 
 def half(kind: str) -> bytes:

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import rows, torchrun
+from helpers import launch, make_folder, rows
+from toy_models import tiny
 
 from trainer.build import static_graph_is_safe
 from trainer.cli import parse
-
-ROOT = Path(__file__).parent.parent
-SMALL = ["--image-size", "32", "--num-classes", "4", "-p", "1", "--tensorboard", "false", "--epochs", "1"]
-
-
-def launch(
-    folder: Path, ranks: int, *flags: object, env: dict[str, str] | None = None, options: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    """train.py under torchrun in ``folder``; the finished process."""
-    return torchrun(folder, ranks, ROOT / "train.py", *SMALL, *flags, options=options, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +19,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     done = {}
     for name in ("true", "false"):
-        flags = [
-            "-a",
-            "toy_models:tiny",
-            "--b",
-            8,
-            "--synthetic-size",
-            64,
-            "--channels-last",
-            name,
-            "--tensorboard",
-            "true",
-        ]
+        flags = f"-a toy_models:tiny --b 8 --synthetic-size 64 --channels-last {name} --tensorboard true".split()
         done[name] = launch(folder, 2, *flags, "--output-dir", name)
         assert done[name].returncode == 0, done[name].stderr[-2000:]
     return folder, done
@@ -108,13 +84,8 @@ def test_two_ranks_take_the_steps_of_one(tmp_path):
 @pytest.mark.slow
 def test_ten_validation_images_count_the_same_on_one_to_four_ranks(tmp_path):
     """R63."""
-    from helpers import make_folder
-
     make_folder(tmp_path / "data", train=16, val=5)
     torch.manual_seed(0)
-    sys.path.insert(0, str(ROOT / "tests"))
-    from toy_models import tiny
-
     torch.save(tiny(2).state_dict(), tmp_path / "weights.pt")
     found = []
     for ranks in (1, 2, 3, 4):
@@ -196,8 +167,6 @@ def test_a_larger_world_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_restart_goes_on_in_the_same_folder(tmp_path):
     """torchrun --max-restarts: a rank is killed after the first epoch, workers and all."""
-    from helpers import make_folder
-
     make_folder(tmp_path / "data", train=8, val=4)
     flags = ["data", "-a", "toy_models:killed_after_an_epoch", "-b", 4, "-j", 1, "--epochs", 2, "--resume", "auto"]
     done = launch(tmp_path, 1, *flags, options=["--max-restarts", "1"])

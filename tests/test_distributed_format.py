@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from format_worker import CASES
-from helpers import refused
+from helpers import refused, torchrun
 from torch import nn
 
 from trainer.models import build_model
@@ -25,12 +23,7 @@ BUCKETS = "Grad strides do not match bucket view strides"
 def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], str]:
     """What both ranks of tests/format_worker.py found, and their stderr."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, str(TESTS / "format_worker.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = torchrun(folder, 2, TESTS / "format_worker.py", folder, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)], done.stderr
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_folder, rows, torchrun
-from test_distributed import SMALL, launch
+from helpers import SMALL, launch, make_folder, rows, torchrun
 
 FLAGS = ["-a", "toy_models:signalled", "--b", 4, "--synthetic-size", 36, "--val-batch-size", 1, "--epochs", 2]
 KEYS = ("epoch", "step", "images_seen", "lr", "train_loss", "val_loss", "val_acc1")

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import make_folder, rows
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load, make_folder, rows
 
 from trainer.step import Stepper
 
@@ -36,13 +35,17 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_stopped_at_every_third_step_at_each_level(run, level):
-    flags = ["-a", "toy_models:dropping", "--channels-last", "--opt-level", *level.split()]
+    flags = ["-a", "toy_models:dropping", "--channels-last", "--opt-level", *level.split(), "--model-ema", 0.9]
     assert run(*flags, "--output-dir", "straight", base=SYNTHETIC) == 0
     for stop in (2, 5, 7):  # between two lines, after the first epoch's last step, in the second epoch
         name = f"stop{stop}"
         assert run(*flags, "--output-dir", name, "--stop-after-steps", stop, base=SYNTHETIC) == 0
         assert run("--resume", name, base="") == 0
         assert_same_end("straight", name)
+        assert load(name)["ema"]["updates"] == 10
+        assert [row["val_ema_loss"] for row in rows("straight", "epoch")] == [
+            row["val_ema_loss"] for row in rows(name, "epoch")
+        ]
         assert [row["train_loss"] for row in rows("straight", "epoch")] == [
             row["train_loss"] for row in rows(name, "epoch")
         ]

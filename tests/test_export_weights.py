@@ -72,14 +72,19 @@ def test_mistakes_are_a_sentence(run, capsys, arguments: list[str], part: str) -
     assert not Path("out.pth").exists()
 
 
-def test_ema_exports_the_average(run) -> None:
-    assert run("--output-dir", "run") == 0
+@pytest.mark.parametrize("arch", ["toy_models:tiny", "mnasnet0_5"])
+def test_ema_exports_the_average(run, arch) -> None:
+    assert run("-a", arch, "--model-ema", 0.5, "--opt-level", "O2", "--output-dir", "run") == 0
     content = torch.load(LAST, weights_only=True)
-    average = {name: value + 1 for name, value in content["state_dict"].items()}
-    torch.save({**content, "ema": {"state_dict": average}}, "averaged.pt")
-    assert export("averaged.pt", "out.pth", "--ema") == 0
+    average = content["ema"]["state_dict"]
+    assert any(not torch.equal(average[name], value) for name, value in content["state_dict"].items())
+    assert export(LAST, "out.pth", "--ema") == 0
     state = torch.load("out.pth", weights_only=True)
+    assert state.keys() == average.keys()
     assert all(torch.equal(state[name], value) for name, value in average.items())
+    assert export(LAST, "raw.pth") == 0
+    raw = torch.load("raw.pth", weights_only=True)
+    assert all(torch.equal(raw[name], value) for name, value in content["state_dict"].items())
 
 
 def test_a_checkpoint_whose_best_epoch_is_another_says_so(run, capsys) -> None:

@@ -11,23 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import make_folder, write_image
+from helpers import folder_refused, make_folder, write_image
 
-from data.folder import FolderError, scan_data_dir
+from data.folder import scan_data_dir
 from data.index import Names
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "set", train=3, val=2, size=8)
-
-
-def refused(folder: Path) -> str:
-    with pytest.raises(FolderError) as caught:
-        scan_data_dir(str(folder))
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_files_and_labels_in_order(folder: Path):
@@ -55,7 +47,7 @@ def test_hidden_names_are_no_class_and_no_image(folder: Path):
 def test_an_empty_class_of_train_is_refused(folder: Path):
     """R14: its index would shift or stay untrained."""
     (folder / "train/c").mkdir()
-    assert refused(folder) == f"no image in {folder}/train for class c: fill or remove the folder"
+    assert folder_refused(folder) == f"no image in {folder}/train for class c: fill or remove the folder"
 
 
 @pytest.mark.parametrize("in_train", [True, False])

@@ -92,6 +92,24 @@ def test_classes_and_names_with_spaces_and_commas(tmp_path: Path):
     assert scan_data_dir(str(folder), val_labels=str(file))[1].labels.tolist() == [0]
 
 
+@pytest.mark.parametrize("separator", [" ", ",", "\t"])
+def test_a_class_is_the_whole_name_not_its_first_word(tmp_path: Path, separator: str):
+    """Only boxes may follow a class."""
+    folder = make_folder(tmp_path / "set", ("cat", "cat burglar"), train=1, val=0, size=8)
+    for name in ("a.jpg", "b.jpg"):
+        write_image(folder / "val" / name, size=8)
+    file = tmp_path / "list"
+    file.write_text(f"a.jpg{separator}cat burglar\nb.jpg{separator}cat\n")
+    assert scan_data_dir(str(folder), val_labels=str(file))[1].labels.tolist() == [1, 0]
+    file.write_text(f"a.jpg{separator}cat burglar 1 2 30.5 40 cat burglar 1 2 3 4\nb.jpg{separator}cat\n")
+    assert "'cat burglar 1 2 30.5 40 " in sentence(scan_data_dir, str(folder), val_labels=str(file))
+    for other in ("cat food", "cat 7", "cat 1 2 3 x", "cat 1 2 3 4 5"):
+        file.write_text(f"a.jpg{separator}{other}\nb.jpg{separator}cat\n")
+        assert f"'{other} of a.jpg'" in sentence(scan_data_dir, str(folder), val_labels=str(file))
+    file.write_text(f"a.jpg{separator}cat 1 2 3 4 cat 5 6 7 8\nb.jpg{separator}cat\n")
+    assert scan_data_dir(str(folder), val_labels=str(file))[1].labels.tolist() == [0, 0]
+
+
 def test_what_else_lies_in_a_flat_folder_is_counted(folder: Path, listed):
     for name in ("notes.txt", ".hidden.jpg", "._x.JPEG"):
         (folder / "val" / name).touch()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import toy_models
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def waiting_is_allowed_again() -> Iterator[None]:
+    """``sync_watched`` forbids it for the whole process, and a run that this ends never gets to allow it again."""
+    yield
+    toy_models.SyncWatched.allow_waiting()
 
 
 def losses(folder: str) -> list[float]:
@@ -19,18 +28,7 @@ def losses(folder: str) -> list[float]:
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_levels_train_in_both_formats(run, level, channels_last):
-    flags = [
-        "--opt-level",
-        level,
-        "--channels-last",
-        channels_last,
-        "--loss-scale",
-        128,
-        "--epochs",
-        2,
-        "--output-dir",
-        "run",
-    ]
+    flags = f"--opt-level {level} --channels-last {channels_last} --loss-scale 128 --epochs 2 --output-dir run".split()
     assert run(*flags) == 0
     found = losses("run")
     assert len(set(found)) == len(found) == 8, "the loss must move in every step"
@@ -73,7 +71,18 @@ def test_a_nan_ends_with_exit_3(run):
     assert run("-a", "toy_models:nan_third", "--opt-level", "O2", "--loss-scale", 128, "--output-dir", "run") == 3
 
 
-@pytest.mark.parametrize("flags", ["--opt-level O0", "--opt-level O1", "--opt-level O2", "--opt-level O2 --mixup 0.2"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--opt-level O0",
+        "--opt-level O1",
+        "--opt-level O2",
+        "--opt-level O2 --mixup 0.2",
+        "--opt-level O2 --model-ema --norm-weight-decay 0",
+        "--opt-level O3 --opt adamw --lr 0.001 --model-ema",
+        "--opt-level O1 --opt nesterov --ra-reps 2",
+    ],
+)
 def test_ten_steps_without_waiting_for_the_device(run, flags):
     """``sync_watched`` raises at any synchronizing call from its second training pass to its twelfth."""
     assert run("-a", "toy_models:sync_watched", *flags.split(), "--synthetic-size", 128, "--print-freq", 100) == 0

@@ -166,3 +166,25 @@ def test_an_interruption_leaves_nothing_behind(
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
     assert os.listdir(tmp_path / "dst") == []
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", ["folder", "webdataset"])
+def test_a_flat_val_folder_with_its_list(folder: Path, tmp_path: Path, capsys: Shown, style: str) -> None:
+    """As ILSVRC ships it."""
+    wanted = {}
+    for number, path in enumerate(sorted((folder / "val").glob("*/*.jpg"), key=lambda path: path.name)):
+        path.rename(flat := folder / "val" / f"ILSVRC2012_val_{number:08d}.JPEG")
+        wanted[flat.read_bytes()] = path.parent.name
+    for name in ("10", "9", "B", "a"):
+        (folder / "val" / name).rmdir()
+    assert make_shards.main([str(folder), str(tmp_path / "none")]) == 2
+    assert "--val-labels FILE" in capsys.readouterr().err
+    assert not list((tmp_path / "none").iterdir())
+    names = {path.read_bytes(): path.name for path in (folder / "val").iterdir()}
+    file = tmp_path / "val.csv"
+    file.write_text("".join(f"{names[data]},{name}\n" for data, name in wanted.items()))
+    _, val = shards_of(folder, tmp_path / "tars", capsys, "--style", style, "--val-labels", str(file))
+    classes = json.loads((tmp_path / "tars/classes.json").read_text()) if style == "webdataset" else val.classes
+    found = {val.read(index): classes[val.labels[index]] for index in range(len(val))}
+    assert found == wanted
+    assert len(found) == 8

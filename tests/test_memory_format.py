@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer.memory_format import is_misread, memory_format_of
+from trainer.memory_format import apply_to_model, describe_strides, is_misread, left_alone, memory_format_of
 
 SHAPES = list(itertools.product((1, 2, 3), repeat=4))
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -105,3 +105,18 @@ def test_slices_and_empty_tensors() -> None:
 def test_other_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="4-D"):
         memory_format_of(torch.empty(3, 4, 5))
+
+
+def test_only_tensors_of_four_dimensions_are_converted_and_larger_ones_listed() -> None:
+    model = nn.ModuleDict({"image": nn.Conv2d(3, 4, 3), "video": nn.Conv3d(3, 4, 3), "head": nn.Linear(4, 2)})
+    model.register_buffer("mean", torch.zeros(2, 3, 4, 4))
+    before = {name: tensor.stride() for name, tensor in model.state_dict().items()}
+    assert apply_to_model(model, torch.channels_last) is model
+    changed = {name for name, tensor in model.state_dict().items() if tensor.stride() != before[name]}
+    assert changed == {"image.weight", "mean"}
+    assert left_alone(model) == ["video.weight"]
+    assert describe_strides(model, torch.zeros(1, 3, 2, 2)) == (
+        "first batch (1, 3, 2, 2) strides (12, 4, 2, 1); image.weight (4, 3, 3, 3) strides (27, 1, 9, 3); "
+        "not 4-D, left as they are: video.weight"
+    )
+    assert describe_strides(model["image"], torch.zeros(1, 3, 2, 2)).endswith("(27, 1, 9, 3)")

@@ -90,6 +90,8 @@ def test_a_factory_is_found_from_the_current_folder(here: Path):
         ("nets.py:net", None),
         ("sys:net", "sys has no function 'net'"),
         ("builtins:dict", "returned a dict, not a torch.nn.Module"),
+        ("toy_misfits:without_classes", "without_classes(num_classes=N), which it does not take"),
+        ("toy_misfits:lazy", "0.weight has no shape yet"),
     ],
 )
 def test_a_wrong_factory_is_named(here: Path, arch: str, expected: str | None):
@@ -102,6 +104,30 @@ def test_an_error_inside_a_users_module_stays_theirs(here: Path):
     (here / "broken_nets.py").write_text("import broken_ne\n")
     with pytest.raises(ModuleNotFoundError, match="broken_ne'"):
         build_model("broken_nets:net", 3)
+
+
+def test_a_type_error_inside_a_factory_stays_theirs(here: Path):
+    (here / "raising_nets.py").write_text("def net(num_classes):\n    return len(num_classes)\n")
+    with pytest.raises(TypeError, match="len"):
+        build_model("raising_nets:net", 3)
+
+
+def test_an_output_that_is_indexed_as_a_tuple_gives_its_first(here: Path):
+    class Output(dict):
+        def __getitem__(self, key: object) -> object:
+            return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+    logits = torch.zeros(1, 2)
+    assert main_output(Output(logits=logits)) is logits
+    assert main_output((logits, None)) is logits
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [({"out": torch.zeros(1, 2)}, "a dict with 'out'"), ({}, "no keys"), (None, "nothing"), ([], "a list"), ((None,), "a tuple")],
+)  # fmt: skip
+def test_an_output_without_logits_is_named(output: object, what: str):
+    assert what in refused(main_output, output)
 
 
 # timm

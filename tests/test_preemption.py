@@ -7,14 +7,18 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import make_folder, rows
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load, make_folder, rows
 
 from data.worker_start import WorkerStart
+from trainer.checkpoint_folder import CheckpointFolder
+from trainer.checkpoint_writer import CheckpointWriter
 
 FLAGS = ["-a", "toy_models:signalled", "--epochs", 2, "--synthetic-size", 36, "--val-batch-size", 2]
 
@@ -56,6 +60,30 @@ def test_the_second_interrupt_stops_at_once(run, capsys, monkeypatch):
     assert capsys.readouterr().err == "interrupted\n"
     assert status()["state"] == "preempted"
     assert not list(Path("run/checkpoints").iterdir())
+
+
+def test_the_second_interrupt_may_fall_into_the_save_of_the_first(run, capsys, monkeypatch):
+    """What is being written is still written, whole, and the run says how it ended."""
+    write, collect, waiting = CheckpointFolder.write, CheckpointWriter.collect, threading.Event()
+
+    def interrupted(self: CheckpointFolder, *content: Any) -> Path:
+        assert waiting.wait(20)
+        time.sleep(0.2)  # the main thread now waits for this one
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(self, *content)
+
+    def told(self: CheckpointWriter, wait: bool) -> Any:
+        if wait and self._written is not None:
+            waiting.set()
+        return collect(self, wait)
+
+    monkeypatch.setattr(CheckpointFolder, "write", interrupted)
+    monkeypatch.setattr(CheckpointWriter, "collect", told)
+    monkeypatch.setenv("TOY_SIGNALS", "SIGINT train 3 0")
+    assert run(*FLAGS, "--output-dir", "run") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert status()["state"] == "preempted"
+    assert load("run")["step"] == 3
 
 
 def test_an_evaluation_stops_too(run, capsys, monkeypatch):

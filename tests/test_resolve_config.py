@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import taken
 
 from trainer import environment
-from trainer.cli import merge_with_checkpoint
-from trainer.config import KEYS, PER_START, TrainConfig
+from trainer.config import KEYS, TrainConfig
 from trainer.distributed import Ranks
 from trainer.environment import IMAGENET_MEAN, IMAGENET_STD, resolve_config
 from trainer.errors import UserError
@@ -15,9 +15,7 @@ from trainer.errors import UserError
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+pytestmark = pytest.mark.usefixtures("eight_cores")
 
 
 def resolved(device: torch.device = CPU, classes: int | None = None, saved: dict | None = None, **asked) -> TrainConfig:
@@ -35,10 +33,6 @@ def refused(device: torch.device = CPU, classes: int | None = None, **asked) -> 
     return str(caught.value)
 
 
-def taken(config: TrainConfig, *keys: str) -> tuple:
-    return tuple(getattr(config, key) for key in keys)
-
-
 def test_no_null_and_no_auto_is_left_but_what_means_off():
     config = resolved()
     off = {"data_dir", "weights", "steps_per_epoch", "lr_step_size", "clip_grad_norm", "keep_batchnorm_fp32"}
@@ -53,6 +47,7 @@ def test_no_null_and_no_auto_is_left_but_what_means_off():
         "val_shards",
     }
     off |= {"check_data", "bench_data", "audit_layout", "global_batch_size", "on_save_error"}
+    off |= {"model_ema", "progressive", "early_stop", "norm_weight_decay", "bias_weight_decay", "stochastic_depth"}
     assert {key for key in KEYS if getattr(config, key) is None} == off
     # The heap is chosen once the model is there (trainer/build.py).
     assert [key for key in KEYS if getattr(config, key) == "auto"] == ["cpu_heap"]
@@ -207,52 +202,3 @@ def test_schedule(asked: dict, milestones: tuple | None, warmup: float):
 def test_an_asked_warmup_past_the_first_drop_is_refused(asked: dict):
     with pytest.raises(UserError, match="--lr-warmup-epochs 2 passes the first drop of the rate at epoch 1"):
         resolved(lr_warmup_epochs=2.0, **asked)
-
-
-# Going on from a checkpoint
-
-
-def saved_by(device: torch.device = CPU, **asked) -> tuple[dict, dict]:
-    """The settings that a checkpoint holds: as asked, and as chosen."""
-    config = TrainConfig(**asked)
-    chosen, _ = resolve_config(config, device, Ranks(), 3 if config.data_dir else None)
-    return tuple({key: getattr(one, key) for key in KEYS if key not in PER_START} for one in (config, chosen))
-
-
-def test_a_resumed_run_keeps_what_was_chosen_on_another_machine(monkeypatch: pytest.MonkeyPatch):
-    asked, chosen = saved_by(CUDA, data_dir="/set", arch="efficientnet_b0", pretrained=True)
-    merged = merge_with_checkpoint({"image_size": 160}, asked)
-    monkeypatch.setattr(environment, "usable_cores", lambda: 2)
-    config, _ = resolve_config(merged, CPU, Ranks(), 3, chosen)
-    keys = ("opt_level", "amp_dtype", "epochs", "num_classes", "interpolation", "val_image_size", "val_resize")
-    assert taken(config, *keys) == ("O1", "float16", 90, 3, "bicubic", 160, 183)
-    assert taken(config, "device", "workers", "image_size") == ("cpu", 2, 160)
-
-
-def test_another_level_chooses_its_own_dtype():
-    asked, chosen = saved_by(CUDA, opt_level="O2")
-    merged = merge_with_checkpoint({"opt_level": "O1"}, asked)
-    assert taken(resolve_config(merged, CPU, Ranks(), None, chosen)[0], "amp_dtype", "loss_scale") == ("bfloat16", 1.0)
-
-
-def test_a_changed_number_of_epochs_moves_the_milestones():
-    """R77: the schedule is that of the new length."""
-    asked, chosen = saved_by(epochs=3)
-    merged = merge_with_checkpoint({"epochs": 6}, asked)
-    assert resolve_config(merged, CPU, Ranks(), None, chosen)[0].lr_milestones == pytest.approx((2, 4, 16 / 3))
-
-
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_a_loss_scale_that_was_not_used_hinders_no_resume(level: str):
-    asked, chosen = saved_by(opt_level=level, loss_scale=128.0)
-    for device in (CPU, CUDA):
-        config, told = resolve_config(merge_with_checkpoint({}, asked), device, Ranks(), None, chosen)
-        assert taken(config, "amp_dtype", "loss_scale") == ("bfloat16", 1.0)
-        assert "128.0 is not used" in " ".join(told)
-
-
-def test_an_o0_run_resumes_at_a_half_level_on_either_device():
-    asked, chosen = saved_by()
-    merged = merge_with_checkpoint({"opt_level": "O2"}, asked)
-    assert resolve_config(merged, CUDA, Ranks(), None, chosen)[0].amp_dtype == "float16"
-    assert resolve_config(merged, CPU, Ranks(), None, chosen)[0].amp_dtype == "bfloat16"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import assert_same_end, load
+from helpers import assert_same_end, load
 
 from trainer import checkpoint
 from trainer.checkpoint import damage_of, write_checkpoint
@@ -21,7 +21,7 @@ CRASHED = 9
 
 def content(step: int) -> dict:
     return {
-        "format": 1, "config": {}, "resolved": {}, "optimizer": {}, "precision": {}, "rng": [], "epoch": 0, "step": step,
+        "format": 1, "config": {}, "resolved": {"num_classes": 2}, "optimizer": {}, "precision": {}, "rng": [], "epoch": 0, "step": step,
         "state_dict": {"weight": torch.full((5000,), float(step))},
     }  # fmt: skip
 

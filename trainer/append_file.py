@@ -35,6 +35,8 @@ class AppendFile:
         self._pending = b""
 
     def _write(self) -> None:
+        if not self._pending:
+            return
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             while self._pending:

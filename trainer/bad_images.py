@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trainer.append_file import AppendFile
 from trainer.distributed import Group
 from trainer.errors import BadDataError
 
@@ -33,6 +34,7 @@ class BadImages:
     def __init__(self, group: Group, policy: str, limit: int | str | None, sizes: Mapping[str, int]) -> None:
         self.skips = policy == "skip"
         self._folder: Path | None = None
+        self._file: AppendFile | None = None
         self._group = group
         self._sizes = dict(sizes)
         self._limits = {split: allowed(limit, size) for split, size in sizes.items()}
@@ -47,6 +49,7 @@ class BadImages:
         if not self.skips:
             return
         self._folder = folder
+        self._file = AppendFile(folder / FILE) if folder is not None else None
         for split, name, class_name, reason in self._group.on_main(self._read):
             if split in self._known:
                 self._known[split][name] = f"{class_name}\t{reason}"
@@ -80,6 +83,8 @@ class BadImages:
 
     def news(self) -> str | None:
         """A line where files were found since the last call."""
+        if self._file is not None:
+            self._file.append("")  # what a full disk did not take
         count = sum(map(len, self._known.values()))
         if count == self._told:
             return None
@@ -89,20 +94,33 @@ class BadImages:
         )
         return f"{found} cannot be read and were left out: names and reasons in {FILE}"
 
-    def _check(self, split: str) -> None:
-        names = self._known[split]
-        if len(names) > self._limits[split]:
-            name, rest = list(names.items())[-1]
+    def refuse_none(self, split: str, images: int) -> None:
+        """``images``: those of a whole pass over ``split``, the same on every rank. Raises BadDataError on every
+        rank where bad ones left none, whatever the limit."""
+        if images == 0 and self._known[split]:
+            count = f"{len(self._known[split])} of {self._sizes[split]}"
             raise BadDataError(
-                f"{len(names)} bad images in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
-                f"the last is {name} ({': '.join(rest.split(chr(9)))})",
+                f"no image of {split} is left, {count} cannot be read; {self._last(split)}: mend or replace them, "
+                "--check-data lists them all",
                 on_every_rank=True,
             )
 
+    def _check(self, split: str) -> None:
+        count = len(self._known[split])
+        if count > self._limits[split]:
+            raise BadDataError(
+                f"{count} bad images in {split}, more than the {self._limits[split]} that --max-bad-images allows; "
+                f"{self._last(split)}",
+                on_every_rank=True,
+            )
+
+    def _last(self, split: str) -> str:
+        name, rest = list(self._known[split].items())[-1]
+        return f"the last is {name} ({': '.join(rest.split(chr(9)))})"
+
     def _write(self, lines: list[str]) -> None:
-        if self._folder is not None and self._group.is_main:
-            with open(self._folder / FILE, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.writelines(f"{line}\n" for line in lines)
+        if self._file is not None:
+            self._file.append("".join(f"{line}\n" for line in lines))
 
     def _read(self) -> list[list[str]]:
         """The lines an earlier start left: split, name, class, reason."""

@@ -89,6 +89,10 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
         )
         if train.describe_decoder():
             console.notice(train.describe_decoder())
+    if resolved.progressive:
+        stones = zip(resolved.progressive[::2], resolved.progressive[1::2], strict=True)
+        steps = ", ".join(f"{size:g} pixels from {share:.0%} of the run" for size, share in stones)
+        console.say(f"--progressive: training images of {steps}; each change waits for an epoch to begin")
     augmentation = augmentation_line(resolved)
     if augmentation:
         console.say(augmentation)
@@ -106,6 +110,7 @@ def augmentation_line(resolved: TrainConfig) -> str | None:
     """What is done to training images beyond crop and flip; None where that is nothing."""
     of_sample = [resolved.auto_augment] if resolved.auto_augment else []
     of_sample += [f"random erase {resolved.random_erase:g}"] if resolved.random_erase else []
+    of_sample += [f"each sample {resolved.ra_reps} times"] if resolved.ra_reps > 1 else []
     of_batch = [f"{key} {alpha:g}" for key in ("mixup", "cutmix") if (alpha := getattr(resolved, key))]
     if not of_sample and not of_batch:
         return None

@@ -10,9 +10,10 @@ from typing import Any
 from trainer.build import Built
 from trainer.checkpoint_folder import remove_leftovers
 from trainer.config import KEYS, PER_START, TrainConfig, pick
-from trainer.content import load_model, restore
+from trainer.content import load_average, load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
+from trainer.errors import RunError, UserError
 from trainer.exits import Session
 from trainer.gallery import Gallery
 from trainer.layout_audit.hook import first_step_audit
@@ -21,8 +22,9 @@ from trainer.optim import LRSchedule
 from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.resume import Start
+from trainer.resumed_data import DATA
 from trainer.rewind import Rewinder
-from trainer.run_folder import new_run_path, open_run_folder, to_yaml
+from trainer.run_folder import RunFolder, new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
 from trainer.saver import CheckpointSaver, SaveOptions
@@ -40,6 +42,10 @@ def begin(start: Start, stepper: Stepper, group: Group, config: TrainConfig) -> 
         return Progress(epoch=config.start_epoch), lines
     if config.evaluate:
         load_model(content, stepper)
+        if stepper.average is not None and not load_average(content, stepper.average):
+            raise UserError(
+                "--ema-eval: the checkpoint holds no average of the weights; it was trained without --model-ema", True
+            )
         return Progress(epoch=max(0, content["epoch"] - 1), step=content.get("step", 0)), []
     progress, lines = restore(content, stepper, group)
     if config.start_epoch and config.resume != "auto":  # auto: the same command typed again
@@ -69,18 +75,23 @@ def open_folder(
         folder = open_run_folder(path or new_run_path(config.arch, config.opt_level or "", name), resuming)
         session.folder = folder
         remove_leftovers(folder.path)
-        folder.write_config(start.config, config)
         facts = {**snapshot(group.device, group.ranks), "cpu_heap": heap}
-        folder.write_environment(facts)
-        folder.write_status("running")
-        session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
+        try:
+            folder.write_config(start.config, config)
+            folder.write_environment(facts)
+            folder.write_status("running")
+            session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
+        except OSError as error:  # a disk that is full now may not be so when the run is started again
+            raise RunError(f"cannot write into the run folder {folder.path}: {error.strerror or error}") from error
         session.files.add_later("config", to_yaml(config))
         session.files.add_later("environment", json.dumps(facts, indent=2))
         print(f"run folder {folder.path}", flush=True)
         return str(folder.path)
 
-    path = group.on_main(open_on_main)
-    return Path(path) if group.is_main else None
+    path = Path(group.on_main(open_on_main))
+    if not group.is_main and path.exists():
+        session.folder = RunFolder(path, None)
+    return path if group.is_main else None
 
 
 def open_engine(
@@ -105,6 +116,7 @@ def open_engine(
     engine.progress = progress
     if config.tensorboard:
         engine.validation.gallery = Gallery(group, facts["classes"], config.mean or (), config.std or ())
+    engine.validation.follows_average = config.ema_eval
     if config.rewind:
         engine.rewinder = Rewinder(folder, group, stepper, report)
     engine.step_times = StepTimes(config.step_times, folder, group)
@@ -113,14 +125,15 @@ def open_engine(
 
 
 def checkpoint_facts(
-    asked: TrainConfig, config: TrainConfig, classes: Sequence[str], global_batch_size: int
+    start: Start, config: TrainConfig, classes: Sequence[str], global_batch_size: int
 ) -> dict[str, Any]:
-    """What a checkpoint holds beside the state: arch, settings, classes and their indices."""
+    """What a checkpoint holds beside the state: arch, settings, classes and their indices, marks of the data."""
     return {
         "arch": config.arch,
-        "config": {key: getattr(asked, key) for key in KEYS if key not in PER_START},
+        "config": {key: getattr(start.config, key) for key in KEYS if key not in PER_START},
         "resolved": {key: getattr(config, key) for key in KEYS if key not in PER_START},
         "classes": list(classes),
         "class_to_idx": {name: index for index, name in enumerate(classes)},
         "global_batch_size": global_batch_size,
+        DATA: start.contents,
     }

@@ -11,19 +11,21 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.average import WeightAverage
 from trainer.config import TrainConfig
 from trainer.distributed import Group, Ranks, read_ranks
 from trainer.environment import resolve_device, seed_everything, set_backends, set_threads
 from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.format_trial import choose_format, expected_passes
+from trainer.freeze import freeze_backbone, frozen_norms
 from trainer.hardware import expected_memory, free_memory
 from trainer.heap import choose_heap, retain_heap
 from trainer.levels import DTYPES, LevelOptions, level_options, override_options
 from trainer.memory_format import apply_to_model, check_stride_orders, resolve_memory_format
 from trainer.models import build_model
-from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, drop_epochs, scale_lr
-from trainer.precision import Precision
+from trainer.optim import LRSchedule, build_lr_schedule, build_optimizer, decay_groups, drop_epochs, scale_lr
+from trainer.precision import Precision, is_fused
 from trainer.step import Stepper
 from trainer.weights import load_weights
 
@@ -43,6 +45,7 @@ def open_group(
 
 # Weights, gradients and momentum; autocast's half copies; at O2 masters and their gradients.
 _BYTES_A_PARAMETER = {"O0": 12, "O1": 14, "O2": 16, "O3": 6}
+_BYTES_OF_AVERAGE = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def build_stepper(
     train_images: int | None = None,
     estimate_memory: bool = True,
 ) -> Built:
-    """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile, in this order.
+    """Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average, in this order.
 
     ``new_weights``: load ``--pretrained`` or ``--weights``; a checkpoint that follows brings its own.
     ``train_images``: of an epoch, over all ranks; ``--channels-last auto`` is settled in bounds that follow from it.
@@ -72,17 +75,23 @@ def build_stepper(
     assert config.num_classes is not None
     assert config.opt_level is not None
     seed_everything(config.seed)
-    model = build_model(config.arch, config.num_classes)
-    line = _load_weights(model, config, group) if new_weights else None
+    model = build_model(config.arch, config.num_classes, config.stochastic_depth)
+    loaded = _load_weights(model, config, group) if new_weights else None
+    frozen = freeze_backbone(model, config.arch, config.num_classes) if config.freeze_backbone else None
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
     heap = _set_heap(model, config, options, group, estimate_memory)
-    lines = [line] if line else []
+    lines = [line for line in (loaded, frozen) if line]
     if config.channels_last == "auto":
         passes = expected_passes(config, train_images, group.world_size)
         channels_last, why = group.on_main(lambda: _time_formats(model, config, options, group.device, passes))
         config, lines = config.replace(channels_last=channels_last), [*lines, why]
     stepper = _assemble(model, config, options, group)
+    if not is_fused(stepper.optimizer):
+        lines.append(
+            f"note: --opt {config.opt} has no fused form on {group.device.type}: the host waits for the device once a step, to "
+            "keep a non-finite one from the weights"
+        )
     # Ranks built the same model; from here on their dropout differs.
     seed_everything(config.seed, group.ranks.rank + 1)
     assert isinstance(config.channels_last, bool)
@@ -99,12 +108,17 @@ def _assemble(model: nn.Module, config: TrainConfig, options: LevelOptions, grou
     stepped = precision.bind(model)
     if not stepped:
         raise UserError(f"--arch {config.arch}: this model has no parameter to train", True)
-    optimizer = build_optimizer(stepped, config.lr, config.momentum, config.weight_decay, group.device)
+    groups = decay_groups(model, stepped, config.weight_decay, config.norm_weight_decay, config.bias_weight_decay)
+    optimizer = build_optimizer(groups, config.lr, config.momentum, config.weight_decay, group.device, config.opt)
     check_stride_orders(optimizer, precision.masters)
     wrapped = _wrap(model, group, config.compile, static_graph_is_safe(config))
-    return Stepper(
+    stepper = Stepper(
         model, wrapped, optimizer, precision, group, config.label_smoothing, config.clip_grad_norm, config.micro_batch
     )
+    stepper.frozen = frozen_norms(model) if config.freeze_backbone else []
+    if config.model_ema is not None and (config.ema_eval or not config.evaluate):
+        stepper.average = WeightAverage(model, config.model_ema, precision.masters)
+    return stepper
 
 
 def _time_formats(
@@ -141,7 +155,8 @@ def _set_heap(
     level = options.opt_level
     batch = min(config.batch_size, config.micro_batch or config.batch_size)
     share = 1.0 if level == "O0" else 0.5
-    expected = expected_memory(model, config.image_size, batch, share, _BYTES_A_PARAMETER[level]) if estimate else None
+    state = _BYTES_A_PARAMETER[level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE)
+    expected = expected_memory(model, config.image_size, batch, share, state) if estimate else None
     expected = expected and expected * group.ranks.local_world_size
     free = group.on_main(free_memory)
     choice, why = choose_heap(config.cpu_heap, "cpu", expected, free)
@@ -188,6 +203,7 @@ def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch:
         cosine,
         drops,
         config.lr_gamma,
+        config.lr_min,
     )
     ranks = global_batch_size // (config.batch_size * config.grad_accum_steps)
     batch = (

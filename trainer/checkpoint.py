@@ -18,15 +18,12 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
+from trainer.checkpoint_parts import wrong_parts
 from trainer.errors import UserError
 from trainer.tensor_file import TensorFileError, printable, read_tensor_file
 from trainer.weights import strip_prefixes
 
 FORMAT = 1
-# What every file of ours holds, beside weights and format.
-_PARTS = {
-    "config": dict, "resolved": dict, "optimizer": dict, "precision": dict, "rng": list, "epoch": int, "step": int,
-}  # fmt: skip
 
 
 def write_checkpoint(path: Path, content: dict[str, Any], also: Sequence[Path] = ()) -> None:
@@ -138,10 +135,10 @@ def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
         raise UserError(f"{flag}{path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
     if "format" not in content:
         return _from_elsewhere(content)
-    lacking = [key for key, kind in _PARTS.items() if not isinstance(content.get(key), kind)]
-    if lacking or not isinstance(content["format"], int):
+    wrong = wrong_parts(content)
+    if wrong:
         raise UserError(
-            f"{flag}{path} is no whole checkpoint of ours: it lacks {', '.join(lacking) or 'a format number'}"
+            f"{flag}{path} is no whole checkpoint of ours: it lacks {', '.join(wrong)}, or holds something else there"
         )
     if content["format"] > FORMAT:
         raise UserError(f"{flag}{path} was written by a newer version of this script (format {content['format']})")

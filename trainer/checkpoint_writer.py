@@ -42,7 +42,8 @@ class CheckpointWriter:
     def __init__(self, folder: CheckpointFolder, copies: HostCopies) -> None:
         self._folder = folder
         self._copies = copies
-        self._thread: threading.Thread | None = None
+        # A join that Ctrl-C interrupts spoils its thread in Python before 3.13; an event may be waited for again.
+        self._over: threading.Event | None = None
         self._job: _Job | None = None
         self._written: Written | None = None
 
@@ -52,27 +53,27 @@ class CheckpointWriter:
         assert self._written is None, "the save before was not collected"
         self._job = _Job(content, is_best, parameters)
         self._written = Written(content["step"], content["epoch"], paused)
+        self._over = threading.Event()
         # Not a daemon: a process that ends waits for it.
-        self._thread = threading.Thread(target=self._write, name="checkpoint", args=(self._job, self._written))
-        self._thread.start()
+        threading.Thread(target=self._write, name="checkpoint", args=(self._job, self._written, self._over)).start()
 
     def again(self) -> None:
         """Write the same once more, here and now."""
         assert self._job is not None
         self._written = Written(self._job.content["step"], self._job.content["epoch"], 0.0)
-        self._write(self._job, self._written)
+        self._write(self._job, self._written, threading.Event())
 
     def collect(self, wait: bool) -> Written | None:
         """How the save in flight went, once; None where there is none, or where it is not over and ``wait`` is false."""
-        if self._thread is not None:
-            if not wait and self._thread.is_alive():
+        if self._over is not None:
+            if not wait and not self._over.is_set():
                 return None
-            self._thread.join()
-            self._thread = None
+            self._over.wait()
+            self._over = None
         written, self._written = self._written, None
         return written
 
-    def _write(self, job: _Job, written: Written) -> None:
+    def _write(self, job: _Job, written: Written, over: threading.Event) -> None:
         started = time.perf_counter()
         try:
             self._copies.wait()
@@ -81,6 +82,7 @@ class CheckpointWriter:
         except Exception as error:  # told at the next boundary, under the policy for it
             written.error = error
         written.seconds = time.perf_counter() - started
+        over.set()
 
 
 def _refuse_non_finite(job: _Job) -> None:

@@ -16,6 +16,7 @@ AMP_DTYPES = ("auto", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 INTERPOLATIONS = ("bilinear", "bicubic")
 LR_SCHEDULES = ("step", "cosine")
+OPTIMIZERS = ("sgd", "nesterov", "adamw", "rmsprop")
 LR_SCALINGS = ("linear", "none")
 CPU_HEAPS = ("auto", "retain", "hugepages", "default")
 AUTO_AUGMENTS = ("ra", "ta_wide", "imagenet", "augmix")
@@ -42,11 +43,12 @@ def check(config: TrainConfig) -> None:
 _AT_LEAST: dict[str, float] = {
     "synthetic_size": 1, "num_classes": 1, "image_size": 1, "val_image_size": 1, "val_resize": 1, "batch_size": 1,
     "global_batch_size": 1, "val_batch_size": 1, "workers": 0, "epochs": 1, "start_epoch": 0, "steps_per_epoch": 1, "lr": 0, "momentum": 0,
-    "weight_decay": 0, "lr_gamma": 0, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
+    "weight_decay": 0, "norm_weight_decay": 0, "bias_weight_decay": 0, "lr_gamma": 0, "lr_min": 0, "val_every": 1, "ra_reps": 1, "early_stop": 1, "lr_warmup_epochs": 0, "grad_accum_steps": 1, "micro_batch": 1, "stop_after_epochs": 1,
     "stop_after_steps": 1, "max_image_pixels": 1, "bench_data": 1, "mixup": 0, "cutmix": 0, "seed": 0, "save_every_steps": 1, "save_every_minutes": 0, "keep_checkpoints": 1,
     "print_freq": 1, "timing_warmup_steps": 0, "prof": 0,
 }  # fmt: skip
-_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay")
+_UP_TO_ONE = ("hflip", "random_erase", "label_smoothing", "lr_warmup_decay", "model_ema", "stochastic_depth")
+_A_YEAR = 3.2e7  # seconds
 _POSITIVE = ("clip_grad_norm", "lr_step_size", "dist_timeout")
 _CHOICES = {
     "opt_level": OPT_LEVELS,
@@ -54,6 +56,7 @@ _CHOICES = {
     "device": DEVICES,
     "interpolation": INTERPOLATIONS,
     "lr_schedule": LR_SCHEDULES,
+    "opt": OPTIMIZERS,
     "lr_scaling": LR_SCALINGS,
     "cpu_heap": CPU_HEAPS,
     "auto_augment": AUTO_AUGMENTS,
@@ -70,12 +73,15 @@ def _check_ranges(config: TrainConfig) -> None:
         if value is not None and not least <= value < float("inf"):
             raise UserError(f"{flag_of(key)} must be at least {least:g}, got {value}")
     for key in _UP_TO_ONE:
-        if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{flag_of(key)} must lie between 0 and 1, got {getattr(config, key)}")
+        value = getattr(config, key)
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"{flag_of(key)} must lie between 0 and 1, got {value}")
     for key in _POSITIVE:
         value = getattr(config, key)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"{flag_of(key)} must be above 0, got {value}")
+    if config.dist_timeout > _A_YEAR:
+        raise UserError(f"--dist-timeout must be at most {_A_YEAR:g} s, got {config.dist_timeout:g}")
     scale = config.loss_scale
     if isinstance(scale, float) and not 0 < scale < float("inf"):
         raise UserError(f"--loss-scale must be above 0, got {scale:g}")
@@ -120,8 +126,34 @@ def _check_pairs(config: TrainConfig) -> None:
     if config.lr_milestones and config.lr_step_size:
         raise UserError("--lr-milestones and --lr-step-size both say when the rate drops: give one of them")
 
+    if config.opt == "nesterov" and not config.momentum:
+        raise UserError("--opt nesterov looks ahead along the momentum: give --momentum above 0, or take --opt sgd")
+    if config.opt == "rmsprop" and config.opt_level == "O3" and config.loss_scale == "dynamic":
+        raise UserError(
+            "--opt rmsprop has no fused form, which a dynamic --loss-scale needs at O3: take --opt-level O2"
+        )
+
+
+def _check_progressive(config: TrainConfig) -> None:
+    stones = config.progressive
+    if stones is None:
+        return
+    sizes, shares = stones[::2], stones[1::2]
+    whole = len(stones) % 2 == 0 and all(size >= 1 and size == int(size) for size in sizes)
+    rising = shares[:1] == (0,) and all(a < b < 1 for a, b in zip(shares, shares[1:], strict=False))
+    if not stones or not whole or not rising:
+        raise UserError(
+            "--progressive needs sizes in pixels and shares of the run that rise from 0 to below 1, such as "
+            f"128:0.0,160:0.3,224:0.9; got {' '.join(f'{item:g}' for item in stones)}"
+        )
+    if config.image_size not in (None, max(sizes)):
+        raise UserError(
+            f"--progressive goes up to {max(sizes):g} pixels and --image-size says {config.image_size}: drop --image-size"
+        )
+
 
 def _check_data_flags(config: TrainConfig) -> None:
+    _check_progressive(config)
     limit = config.max_bad_images
     if isinstance(limit, str) and not (re.fullmatch(r"[0-9]+(\.[0-9]+)?%", limit) and float(limit[:-1]) <= 100):
         raise UserError(f"--max-bad-images needs a number of files or a share such as 1%, got {limit!r}")
@@ -136,8 +168,9 @@ def _check_data_flags(config: TrainConfig) -> None:
         raise UserError("--train-shards and --val-shards come together: give both")
     if config.train_shards and (config.data_dir or config.synthetic):
         raise UserError("--train-shards and --val-shards stand in place of DIR and --synthetic: give one of them")
-    for key in ("val_labels", "class_map"):
-        if getattr(config, key) and not config.data_dir and not config.resume:  # a checkpoint may bring the DIR
+    has_images = {"val_labels": config.data_dir, "class_map": config.data_dir or config.train_shards}
+    for key, given in has_images.items():
+        if getattr(config, key) and not given and not config.resume:  # a checkpoint may bring the DIR
             raise UserError(f"{flag_of(key)} {getattr(config, key)!r} is about the images of DIR: give DIR too")
     for key in ("check_data", "bench_data"):
         if getattr(config, key) and not (config.data_dir or config.train_shards):

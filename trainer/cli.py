@@ -35,7 +35,7 @@ _ANY = object()
 # What a given setting excludes: it drops those that come from below (file under command line, checkpoint under both).
 _EXCLUDES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("data_dir", _ANY, ("synthetic", "train_shards", "val_shards")),
-    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels", "class_map")),
+    ("train_shards", _ANY, ("synthetic", "data_dir", "val_labels")),
     ("synthetic", _ANY, ("data_dir", "val_labels", "class_map", "train_shards", "val_shards")),
     ("weights", _ANY, ("pretrained",)),
     ("pretrained", _ANY, ("weights",)),
@@ -138,11 +138,14 @@ def _bind_optional_values(tokens: list[str]) -> tuple[list[str], list[str]]:
             return bound, tokens[position:]
         if token in bools:
             row = bools[token]
-            value = row.optional[0] if row.optional else "true"
             if position < len(tokens) and _belongs_to(row, tokens[position]):
-                value = tokens[position]
+                bound.append(f"{flag_of(row.key)}={tokens[position]}")
                 position += 1
-            bound.append(f"{flag_of(row.key)}={value}")
+            elif row.optional:
+                # First of all: `--model-ema-decay 0.99 --model-ema` means 0.99.
+                bound.insert(0, f"{flag_of(row.key)}={row.optional[0]}")
+            else:
+                bound.append(f"{flag_of(row.key)}=true")
         elif token in lists:
             start = position
             if position < len(tokens) and tokens[position] in NONE_WORDS:

@@ -20,9 +20,11 @@ NONE_WORDS = ("None", "null")
 # What torchvision's reference and timm call our two schedules.
 PEER_SCHEDULES = {"multisteplr": "step", "multistep": "step", "steplr": "step", "cosineannealinglr": "cosine"}
 
+PEER_OPTIMIZERS = {"sgd_nesterov": "nesterov"}
+
 _HINTS = typing.get_type_hints(TrainConfig)
 _LOWER_CASE = (
-    "interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap", "auto_augment", "exif_orientation", "bad_images", "check_data",
+    "interpolation", "amp_dtype", "lr_schedule", "lr_scaling", "device", "cpu_heap", "auto_augment", "exif_orientation", "bad_images", "check_data", "opt",
 )  # fmt: skip
 _BIGGEST = 2**63  # a whole number beyond it fits no tensor, seed or counter
 _REPR = reprlib.Repr()
@@ -121,7 +123,7 @@ def _coerce_tuple(option: Any, value: Any) -> tuple[float, ...]:
     inner = typing.get_args(option)
     open_ended = inner[-1] is Ellipsis
     if isinstance(value, str):
-        items: list[Any] = value.replace(",", " ").split()
+        items: list[Any] = value.replace(",", " ").replace(":", " ").split()
     elif isinstance(value, list | tuple):
         items = list(value)
     else:
@@ -149,6 +151,8 @@ def _canonical(key: str, value: Any) -> Any:
         value = value.lower()
     if key == "lr_schedule":
         return PEER_SCHEDULES.get(value, value)
+    if key == "opt":
+        return PEER_OPTIMIZERS.get(value, value)
     if key == "prof" and value < 0:
         return None  # main_amp's way of saying off
     return value
@@ -163,5 +167,7 @@ def _kind(key: str, options: tuple[Any, ...]) -> str:
     option = options[0]
     if typing.get_origin(option) is not tuple:
         return names[option]
+    if key == "progressive":
+        return "pairs such as 128:0.0,160:0.5"
     inner = typing.get_args(option)
     return "numbers" if inner[-1] is Ellipsis else f"{len(inner)} numbers"

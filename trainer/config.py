@@ -65,6 +65,8 @@ class TrainConfig:
     global_batch_size: int | None = None
     val_batch_size: int | None = None
     workers: int | None = None
+    ra_reps: int = 1
+    progressive: tuple[float, ...] | None = None  # size, share of the run, size, share, ...
     auto_augment: str | None = None
     random_erase: float = 0.0
     mixup: float = 0.0
@@ -85,6 +87,8 @@ class TrainConfig:
     arch: str = "resnet18"
     pretrained: bool = False
     weights: str | None = None
+    freeze_backbone: bool = False
+    stochastic_depth: float | None = None
     # schedule and optimizer
     epochs: int | None = None
     start_epoch: int = 0
@@ -92,16 +96,24 @@ class TrainConfig:
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    norm_weight_decay: float | None = None
+    bias_weight_decay: float | None = None
+    opt: str = "sgd"
     lr_scaling: str = "linear"
     lr_schedule: str = "step"
     lr_milestones: tuple[float, ...] | None = None
     lr_step_size: float | None = None
     lr_gamma: float = 0.1
+    lr_min: float = 0.0
     lr_warmup_epochs: float | None = None
     lr_warmup_decay: float = 0.0
     grad_accum_steps: int = 1
     clip_grad_norm: float | None = None
     label_smoothing: float = 0.0
+    val_every: int = 1
+    early_stop: int | None = None
+    model_ema: float | None = None
+    ema_eval: bool = False
     # precision, memory format, device
     opt_level: str | None = None
     amp_dtype: str = "auto"

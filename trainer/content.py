@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.average import WeightAverage
 from trainer.checkpoint import FORMAT
 from trainer.distributed import Group
 from trainer.errors import UserError
 from trainer.host_copies import HostCopies
 from trainer.memory_format import apply_to_optimizer_state, check_stride_orders
-from trainer.optim import zero_missing_momentum
+from trainer.optim import state_fits, zero_missing_momentum
 from trainer.run_state import Progress
 from trainer.step import Stepper
 from trainer.weights import COUNTER
@@ -30,9 +31,9 @@ def snapshot_content(
     return {
         "format": FORMAT,
         "state_dict": stepper.precision.model_state(stepper.model, copies.take),
-        "optimizer": optimizer_state(stepper.optimizer, copies),
+        "optimizer": optimizer_state(stepper, copies),
         "precision": stepper.precision.state_dict(),
-        "ema": None,
+        "ema": None if stepper.average is None else stepper.average.state(copies.take),
         **copy.deepcopy(vars(progress)),
         "window_sums": [window for _, window in ranks],
         "rng": [generators for generators, _ in ranks],
@@ -45,11 +46,13 @@ def restore(content: dict[str, Any], stepper: Stepper, group: Group) -> tuple[Pr
     notices: list[str] = []
     load_model(content, stepper)
     check_stride_orders(stepper.optimizer, stepper.precision.masters)
-    if not load_optimizer_state(stepper.optimizer, content.get("optimizer", {})):
+    if not load_optimizer_state(stepper, content.get("optimizer", {})):
         notices.append(
-            "note: the file's optimizer state does not fit this model's parameters: momentum starts from zero"
+            "note: the file's optimizer state does not fit this optimizer and the model's parameters: momentum starts from zero"
         )
     stepper.precision.load_state_dict(content.get("precision", {}))
+    if stepper.average is not None and not load_average(content, stepper.average):
+        notices.append("note: the checkpoint holds no average of the weights: --model-ema starts from them")
     known = {key: content[key] for key in vars(Progress()) if key in content}
     progress = Progress(**known)
     progress.epoch_sums = list(progress.epoch_sums)
@@ -88,30 +91,46 @@ def load_model(content: dict[str, Any], stepper: Stepper) -> None:
     stepper.precision.load_model_state(stepper.model, state)
 
 
+def load_average(content: dict[str, Any], average: WeightAverage) -> bool:
+    """The average in a file, or the weights just loaded where it holds none; False there."""
+    state = content.get("ema")
+    if state is None:
+        average.restart()
+    else:
+        average.load(state)
+    return state is not None
+
+
 def _shape(value: Any) -> Any:
     return getattr(value, "shape", None)  # a module's extra state has none
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, copies: HostCopies) -> dict[int, dict[str, Any]]:
-    """The optimizer's state by position of the parameter: float32, contiguous, on the CPU."""
-    state = optimizer.state_dict()["state"]
+def optimizer_state(stepper: Stepper, copies: HostCopies) -> dict[int, dict[str, Any]]:
+    """The optimizer's state by position of the parameter in the model, however it is grouped: float32, contiguous,
+    on the CPU."""
+    state = stepper.optimizer.state
     return {
-        index: {key: copies.take(f"optimizer {index} {key}", value) for key, value in entry.items()}
-        for index, entry in state.items()
+        index: {key: copies.take(f"optimizer {index} {key}", value) for key, value in state[parameter].items()}
+        for index, parameter in enumerate(stepper.precision.stepped)
+        if parameter in state
     }
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> bool:
+def load_optimizer_state(stepper: Stepper, state: dict[int, dict[str, Any]]) -> bool:
     """Load what ``optimizer_state`` or another script's file holds; False where it does not fit.
 
     Hyperparameters stay the flags', dtype and memory format the parameters'.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entry in state.items():
-        buffer = entry.get("momentum_buffer")
-        if index >= len(parameters) or (isinstance(buffer, Tensor) and buffer.shape != parameters[index].shape):
-            return False
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer, parameters = stepper.optimizer, stepper.precision.stepped
+    if any(
+        index >= len(parameters) or not state_fits(optimizer, parameters[index], entry)
+        for index, entry in state.items()
+    ):
+        return False
+    places = {id(parameter): index for index, parameter in enumerate(parameters)}
+    grouped = [places[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    by_group = {place: state[index] for place, index in enumerate(grouped) if index in state}
+    optimizer.load_state_dict({"state": by_group, "param_groups": optimizer.state_dict()["param_groups"]})
     zero_missing_momentum(optimizer)
     apply_to_optimizer_state(optimizer)
     check_stride_orders(optimizer)

@@ -19,6 +19,7 @@ from trainer.errors import LostRank, RunError, UserError
 
 T = TypeVar("T")
 FAREWELL_SECONDS = 5.0
+_FAILURE = "failure"  # in the store
 # What gloo, NCCL and the store say of a rank that is silent, and of one that has gone.
 _SILENCE = ("Timed out waiting", "timed out after", "imeout after", "Wait timeout", "Application timeout")
 _PARTING = (
@@ -199,11 +200,27 @@ class Group:
                 "--dist-timeout where a step or a checkpoint takes that long"
             )
         if any(mark in text for mark in _PARTING):
+            why = self._failure_of_another()
+            if why is not None:
+                here = self.ranks.local_world_size == self.world_size
+                return LostRank(f"another process of this run has ended: {why}", said_already=here)
             return LostRank(
                 "another process of this run has ended: its own error, above or on its machine, says why; one that was "
                 "killed for memory leaves none (look at the kernel's log there)"
             )
         return None
+
+    def tell_failure(self, why: str) -> None:
+        """Leave word, before this rank ends alone, of why it does."""
+        if self.active:
+            with contextlib.suppress(RuntimeError):  # the store may have gone with the rank that holds it
+                self._store.set(_FAILURE, why.encode("utf-8", "backslashreplace"))
+
+    def _failure_of_another(self) -> str | None:
+        try:
+            return self._store.get(_FAILURE).decode() if self._store.check([_FAILURE]) else None
+        except RuntimeError:
+            return None
 
     def close(self, agreed: bool) -> None:
         """Leave. Ranks that end by agreement wait for each other, 5 s at most, and ignore SIGTERM from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ from trainer.run_state import Progress, Saver
 from trainer.step import FirstStep, Health, Plan, Stepper
 from trainer.step_times import StepTimes
 from trainer.timing import Clock, StepTimer
-from trainer.validation import ValBatches, Validation
+from trainer.validation import Scores, ValBatches, Validation
 
 
 class TrainBatches(Protocol):
@@ -40,6 +39,8 @@ class LoopOptions:
     epochs: int
     print_freq: int
     timing_warmup_steps: int
+    val_every: int = 1
+    early_stop: int | None = None
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
 
@@ -72,6 +73,7 @@ class Engine:
         self._steps_here = 0  # steps and epochs of this start
         self._epochs_here = 0
         self._stop = False
+        self._image_size: tuple[int, ...] | None = None  # of the last epoch's images
         self.rewinder: Rewinder | None = None
         self.first_step: FirstStep | None = None  # looks at the first batch and acts once its step is over
 
@@ -80,7 +82,7 @@ class Engine:
         self.stepper.start(self.progress.skipped_steps, self.progress.bad_row)
         if self.rewinder is not None:
             self.saver.save(self.progress, is_best=False)  # somewhere to go back to
-        while self.progress.epoch < self.options.epochs:
+        while not self.is_over():
             try:
                 if not self.train_one_epoch(train, val):
                     break
@@ -88,7 +90,17 @@ class Engine:
                 self._rewind(error)
         self.saver.close()
         self._end_profile()
-        return self.progress.epoch >= self.options.epochs
+        return self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the last epoch is done, or --early-stop says that enough of them are."""
+        last, wait = self.progress.epoch - 1, self.options.early_stop
+        if last + 1 >= self.options.epochs:
+            return True
+        return wait is not None and self._is_validated(last) and self.progress.epochs_without_better() >= wait
+
+    def _is_validated(self, epoch: int) -> bool:
+        return (epoch + 1) % self.options.val_every == 0 or epoch + 1 == self.options.epochs
 
     def train_one_epoch(self, train: TrainBatches, val: ValBatches) -> bool:
         """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
@@ -100,7 +112,7 @@ class Engine:
         # The last step of an epoch may be a short one.
         done = progress.samples_in_epoch // train.sampler.global_batch_size if left else train.steps_in_epoch
         steps = done + left
-        self.stepper.wrapped.train()
+        self.stepper.train_mode()
         sums = RunningSums(self.group.device, progress.epoch_sums, progress.window_sums)
         timer = StepTimer(self.clock, self.options.timing_warmup_steps, steps - done, self.step_times.enabled)
         self.step_times.start(timer, sums)
@@ -115,7 +127,8 @@ class Engine:
             if progress.leaves_out(progress.step):
                 taken = self.stepper.leave_out(plan, batches, timer)
             else:
-                taken = self.stepper.step(progress.step, plan, self._described(batches), lr, sums, timer, self.profiler)
+                shown = self._described(batches) if index == done else batches
+                taken = self.stepper.step(progress.step, plan, shown, lr, sums, timer, self.profiler)
             self._count(plan, taken, timer)
             # The host waits for the device in steps that are logged, and in no other.
             logged = self._is_logged(index, steps)
@@ -130,11 +143,14 @@ class Engine:
         self.step_times.write(progress.epoch, progress.skipped_steps)
         self.report.console.end_bar()
         train_means = means_of(progress.epoch_sums)
-        val_means = self.validate(val)
-        if val_means is None:  # asked to stop: the next start validates
-            self._save(sums)
-            return self._leave()
-        self._end_epoch(lr, train_means, val_means, timer, train.sampler.dropped)
+        self.stepper.refuse_no_images(train_means.images)
+        scores = None
+        if self._is_validated(progress.epoch):
+            scores = self.validation.run(val, progress.step)
+            if scores is None:  # asked to stop: the next start validates
+                self._save(sums)
+                return self._leave()
+        self._end_epoch(lr, train_means, scores, timer, train.sampler.dropped)
         return not self._stop or self._leave()
 
     def _rewind(self, error: NonFiniteError) -> None:
@@ -176,23 +192,14 @@ class Engine:
         self.report.step(progress, (index + 1, steps), lr, (window, means_of(sums.total)), health, timer)
         return health
 
-    def _end_epoch(self, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
+    def _end_epoch(self, lr: float, train: Means, scores: Scores | None, timer: StepTimer, dropped: int) -> None:
         progress = self.progress
-        is_best = progress.best_epoch < 0 or val.acc1 > progress.best_acc1 or math.isnan(progress.best_acc1)
-        if is_best:
-            progress.best_acc1, progress.best_epoch = val.acc1, progress.epoch
-        self.report.epoch(progress, lr, train, val, timer, dropped)
+        is_best = scores is not None and progress.take_score(scores.main.acc1)
+        self.report.epoch(progress, lr, train, scores.record() if scores else {}, timer, dropped)
         progress.start_epoch(progress.epoch + 1)
         self.saver.save(progress, is_best)
         self._epochs_here += 1
         self._stop |= self._epochs_here == self.options.stop_after_epochs
-
-    def validate(self, val: ValBatches) -> Means | None:
-        """None where the run is asked to stop."""
-        means, gallery = self.validation.run(val), self.validation.gallery
-        if means is not None and gallery is not None:
-            gallery.write(self.report.files, self.progress.step)
-        return means
 
     def _cross_boundary(self, sums: RunningSums, stopping: bool) -> bool:
         """Between two steps: save where that is due, by rank 0's clock too. True where the run is to leave,
@@ -218,7 +225,7 @@ class Engine:
         progress = self.progress
         self.report.console.end_bar()
         self.step_times.write(progress.epoch, progress.skipped_steps)
-        if progress.epoch < self.options.epochs:
+        if not self.is_over():
             self.report.console.say(
                 f"stopped after step {progress.step} (epoch {progress.epoch}) as asked; --resume goes on from there"
             )
@@ -232,15 +239,17 @@ class Engine:
             )
 
     def _described(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same batches; before the first step of a start, says what their real strides are."""
-        if self._steps_here:
-            return batches
-        return self._tell_strides(batches)
-
-    def _tell_strides(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        for index, (images, target) in enumerate(batches):
-            if index == 0:
+        """The same batches; of the first in a start says the real strides, of the first in a later epoch its size
+        where that has changed."""
+        for images, target in batches:
+            size = tuple(images.shape[2:])
+            if self._image_size is None:
                 self.report.console.say(describe_strides(self.stepper.model, images))
                 if self.first_step is not None:
                     self.first_step.saw(images, target)
+            elif size != self._image_size:
+                self.report.console.say(
+                    f"images are {size[0]} x {size[1]} pixels from here on: batch {tuple(images.shape)}"
+                )
+            self._image_size = size
             yield images, target

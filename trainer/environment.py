@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import TrainConfig
+from trainer.config import DEFAULTS, TrainConfig
 from trainer.distributed import Ranks
 from trainer.errors import UserError
 from trainer.hardware import default_workers, usable_cores
@@ -58,6 +58,10 @@ def resolve_config(
     try:
         if config.audit_layout and not config.channels_last:  # known only here: a checkpoint may bring the format
             raise UserError("--audit-layout looks for ops that drop channels-last: add --channels-last true")
+        if config.ema_eval and config.model_ema is None:  # it, too, may come from a checkpoint
+            raise UserError("--ema-eval takes the average that --model-ema keeps: add --model-ema")
+        if config.freeze_backbone and not (saved or config.pretrained or config.weights or config.evaluate):
+            raise UserError("--freeze-backbone leaves random weights as they are: give --weights or --pretrained")
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})
         notices: list[str] = []
         # A checkpoint holds what its weights were made for; their file may be gone.
@@ -72,6 +76,10 @@ def resolve_config(
         config = _resolve_input(config, preset)
         config = _resolve_precision(config, device, auto_dtype, notices)
         config = _resolve_format(config, saved or {}, notices)
+        if config.opt in ("adamw", "rmsprop") and config.lr == DEFAULTS["lr"] and not config.evaluate:
+            notices.append(
+                f"note: --lr {config.lr:g} is a rate for SGD: --opt {config.opt} usually takes a hundredth of it"
+            )
         return _resolve_schedule(config), notices
     except UserError as error:
         error.on_every_rank = True
@@ -81,7 +89,7 @@ def resolve_config(
 def _pinned(config: TrainConfig, saved: dict[str, Any]) -> dict[str, Any]:
     pinned = {key: saved[key] for key in PINNED if getattr(config, key) is None and saved.get(key) is not None}
     if config.has_files:
-        pinned.pop("num_classes", None)  # the folder says it; resume.check_classes compares
+        pinned.pop("num_classes", None)  # the folder says it; resumed_data compares
     if config.image_size not in (None, saved.get("image_size")):
         pinned.pop("val_image_size", None)  # both follow the image size
         pinned.pop("val_resize", None)
@@ -131,6 +139,12 @@ def _batch_size(config: TrainConfig, ranks: Ranks) -> int:
 
 
 def _resolve_input(config: TrainConfig, preset: Preset) -> TrainConfig:
+    if config.progressive:
+        # The loader alone is timed at the full size.
+        config = config.replace(
+            image_size=int(max(config.progressive[::2])),
+            progressive=None if config.bench_data else config.progressive,
+        )
     usual = 299 if config.arch == "inception_v3" else 224
     image_size = config.image_size or preset.crop_size or usual
     val_size = config.val_image_size or (image_size if config.image_size else preset.crop_size or image_size)

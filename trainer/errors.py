@@ -74,6 +74,14 @@ class LastingError(RunError):
         return type(self), (str(self), self.exit_code)
 
 
+class AlreadyDone(RunError):
+    """A restart of a run that is done: nothing is left to do, which is no failure."""
+
+    exit_code = EXIT_OK
+    state = "done"
+    label = "done"
+
+
 class Preempted(RunError):
     """A run that stops because a signal asked it to, on every rank alike."""
 
@@ -86,4 +94,11 @@ class Preempted(RunError):
 
 
 class LostRank(RunError):
-    """Another process of the run has ended or does not answer. Exit code 1: a restart may go better."""
+    """Another process of the run has ended or does not answer. Exit code 1: a restart may go better.
+
+    ``said_already``: the other one has told this machine's user why it ended.
+    """
+
+    def __init__(self, message: str, said_already: bool = False) -> None:
+        super().__init__(message)
+        self.said_already = said_already

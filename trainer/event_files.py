@@ -60,7 +60,7 @@ class EventFiles:
     def add_hparams(self, settings: dict[str, Any], metrics: dict[str, float], step: int) -> None:
         """hparams in this very file: ``SummaryWriter.add_hparams`` would start a second one."""
         plain = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            key: value if isinstance(value, (bool, int, float)) else _encodable(str(value))
             for key, value in settings.items()
             if value is not None  # the text None in a column of numbers would not sort
         }
@@ -127,6 +127,13 @@ class EventFiles:
                 "note: tensorboard is not installed, so no event file is written (pip install tensorboard)", flush=True
             )
             return
+        if _encodable(str(self._folder)) != str(self._folder):
+            self._wanted = False
+            print(
+                "note: the run folder's name is not UTF-8, as TensorBoard wants it, so no event file is written",
+                flush=True,
+            )
+            return
         _keep_writing_threads_quiet()
         self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
         self._writer.add_custom_scalars(LAYOUT)
@@ -135,7 +142,12 @@ class EventFiles:
 
 
 def _as_code(text: str) -> str:
-    return "    " + text.replace("\n", "\n    ")
+    return "    " + _encodable(text).replace("\n", "\n    ")
+
+
+def _encodable(text: str) -> str:
+    """TensorBoard takes UTF-8 alone, which file names need not be."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _keep_writing_threads_quiet() -> None:

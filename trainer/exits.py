@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, LostRank, RunError
+from trainer.loader_failures import LoaderFailure, loader_failure
 
 
 @dataclass
@@ -31,13 +32,14 @@ class Session:
         if self.files is not None:
             self.files.close()
         if self.folder is not None:
-            self._write_status(state, why, code)
+            # A rank that fails alone takes the others along, by a lost connection or torchrun's signal: its reason
+            # is the run's, whichever rank it is.
+            if (self.main_rank or (state == "failed" and not agreed)) and not self.folder.has_failed():
+                self._write_status(state, why, code)
             self.folder.release()
         if self.group is not None:
             self.group.close(agreed)
-        if self.signals is not None:
-            self.signals.restore()
-        self.files = self.folder = self.group = self.saver = self.signals = None
+        self.files = self.folder = self.group = self.saver = None
 
     def _write_status(self, state: str, why: str | None, code: int) -> None:
         try:
@@ -46,11 +48,19 @@ class Session:
             print(f"note: status.json could not be written ({error.strerror or error})", file=sys.stderr, flush=True)
 
 
+def print_any_name() -> None:
+    """File names need not be UTF-8; what a terminal's encoding has not is printed as escapes from here on."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
     """Run ``body``; returns the exit code. ``body`` returns the state and why it ended so.
 
-    A RunError ends as one line on stderr, and so does the loss of another rank; any other exception keeps its traceback.
+    A RunError ends as one line on stderr, and so does the loss of another rank or of a loader process; any other exception keeps its traceback.
     """
+    print_any_name()
     session = Session()
     try:
         state, why = body(session)
@@ -63,23 +73,29 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
         session.close("preempted", "interrupted", EXIT_INTERRUPTED, agreed=False)
         return EXIT_INTERRUPTED
     finally:
-        if session.signals is not None:  # whatever else passes through here, the caller gets its handlers back
+        if session.signals is not None:  # however it ends, the caller gets its handlers back
             session.signals.restore()
 
 
 def _fail(session: Session, error: Exception) -> int:
     """Say why the run ends and close it; returns the exit code."""
-    lost = session.group.lost_rank(error) if session.group is not None else None
-    if lost is not None:
-        error = lost
+    known = loader_failure(error)
+    if known is None and session.group is not None:
+        known = session.group.lost_rank(error)
+    error = error if known is None else known
+    alike = isinstance(error, RunError) and (
+        error.on_every_rank or (session.group is None and not isinstance(error, (LostRank, LoaderFailure)))
+    )
+    if session.group is not None and not alike and not isinstance(error, LostRank):
+        session.group.tell_failure(str(error) or type(error).__name__)
     if not isinstance(error, RunError):
         traceback.print_exc()
         session.close("failed", f"{type(error).__name__}: {error}", EXIT_ERROR, agreed=False)
         return EXIT_ERROR
-    alike = error.on_every_rank or (session.group is None and not isinstance(error, LostRank))
     if session.show_traceback:
         traceback.print_exc()
-    if session.main_rank or not alike:
+    # The line that says why must stay the job's last: whoever lost the rank that wrote it has nothing to add.
+    if (session.main_rank or not alike) and not getattr(error, "said_already", False):
         print(f"{error.label}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     session.close(error.state, str(error), error.exit_code, agreed=alike)
     return error.exit_code

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import KEYS, NOT_IN_FILE, PER_START, TrainConfig
+from trainer.config import KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
 from trainer.errors import OutOfMemory, Preempted
 from trainer.exits import Session
@@ -23,16 +23,18 @@ def fit(
     """Train to the end or to where the run was asked to stop; returns state and reason. Raises Preempted where it
     was asked by a signal."""
     started, progress = time.perf_counter(), engine.progress
-    if progress.epoch >= engine.options.epochs:
+    if engine.is_over():
         engine.report.console.say(
-            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done; --epochs N goes on"
+            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; --epochs N goes on"
         )
     _catch_signals(engine, session)
     with memory_errors_named(config, engine.group.device):
         done = engine.fit(train, val)
     progress = engine.progress  # another one after a rewind
+    if done and _early(engine):
+        engine.report.console.say(f"stopped after epoch {progress.epoch - 1}{_early(engine)}")
     if session.files is not None and (done or progress.best_epoch < 0):
-        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
+        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *MATCH_IGNORES)}
         session.files.add_hparams(settings, _sorted_by(engine), progress.step)
     best = (
         f"best Prec@1 {progress.best_acc1:.3f} at epoch {progress.best_epoch}"
@@ -61,6 +63,14 @@ def _sorted_by(engine: Engine) -> dict[str, float]:
     return found
 
 
+def _early(engine: Engine) -> str:
+    """Why a run is over before its last epoch; empty where it is not."""
+    progress = engine.progress
+    if progress.epoch >= engine.options.epochs:
+        return ""
+    return f", Prec@1 has not risen for {progress.epochs_without_better()} (--early-stop {engine.options.early_stop})"
+
+
 def _catch_signals(engine: Engine, session: Session) -> None:
     """From here to the end of the process' work; before, a signal ends it at once, as there is nothing to save."""
     session.signals = engine.boundary.signals
@@ -87,15 +97,16 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
 def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
     _catch_signals(engine, session)
-    means, progress = engine.validate(val), engine.progress
-    if means is None:
+    scores, progress = engine.validation.run(val, engine.progress.step), engine.progress
+    if scores is None:
         assert engine.boundary.reason is not None
         raise Preempted(
             f"{engine.boundary.reason.name}: stopped inside the validation", engine.boundary.reason.exit_code
         )
+    means = scores.main
     record: dict[str, Any] = {
         "epoch": progress.epoch, "step": progress.step, "images_seen": progress.images_seen,
-        "val_loss": means.loss, "val_acc1": means.acc1, "val_acc5": means.acc5, "val_images": means.images,
+        **scores.record(),
     }  # fmt: skip
     console, files = engine.report.console, engine.report.files
     console.say(

@@ -186,7 +186,7 @@ def made_up_step(stepper: Stepper, channels_last: bool, config: TrainConfig) -> 
     images = images.to(memory_format=resolve_memory_format(channels_last))
     sums, timer = RunningSums(device), StepTimer(Clock(device), 0, 1)
     profiler, count, plan = StepProfiler(None, None, device), itertools.count(), Plan(len(images))
-    stepper.wrapped.train()
+    stepper.train_mode()
     stepper.start(0)
 
     def step() -> None:

@@ -5,6 +5,7 @@ Always through ``.to(memory_format=...)``: only ``to`` gives meaningful strides 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ def memory_format_name(memory_format: torch.memory_format) -> str:
 
 @torch.no_grad()
 def apply_to_model(model: nn.Module, memory_format: torch.memory_format) -> nn.Module:
-    """Convert 4-D parameters and buffers in place; tensors of any other rank are left alone.
+    """Convert 4-D parameters and buffers in place; tensors of any other rank are left alone, see ``left_alone``.
 
     ``Module.to(memory_format=)`` would also touch 5-D weights and raise there. Raises UserError for a model that is,
     or holds, a DistributedDataParallel: its buckets were laid out after the strides that the parameters had then.
@@ -140,10 +141,18 @@ def _check_order(parameter: Tensor, **others: Any) -> None:
             )
 
 
+def left_alone(model: nn.Module) -> list[str]:
+    """Names of parameters and buffers with more than four dimensions: images of another kind, which ``apply_to_model``
+    does not convert. Those with fewer have no memory format."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in named if tensor.dim() > 4]
+
+
 def describe_strides(model: nn.Module, images: Tensor) -> str:
-    """One line: the real strides of the first batch and of the first 4-D weight."""
+    """One line: the real strides of the first batch and of the first 4-D weight, and what was not converted."""
     line = f"first batch {tuple(images.shape)} strides {images.stride()}"
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 4:
-            return f"{line}; {name} {tuple(parameter.shape)} strides {parameter.stride()}"
-    return line
+    weights = ((name, parameter) for name, parameter in model.named_parameters() if parameter.dim() == 4)
+    for name, parameter in itertools.islice(weights, 1):
+        line += f"; {name} {tuple(parameter.shape)} strides {parameter.stride()}"
+    others = left_alone(model)
+    return f"{line}; not 4-D, left as they are: {', '.join(others)}" if others else line

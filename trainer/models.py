@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainer.errors import UserError
 
@@ -16,19 +18,32 @@ _AUX_WEIGHTS = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
 WITH_AUX = ("googlenet", "inception_v3")
 
 
-def build_model(arch: str, num_classes: int) -> nn.Module:
-    """A new model with random weights, on the CPU, contiguous, float32. Raises UserError for an unknown name."""
+def build_model(arch: str, num_classes: int, stochastic_depth: float | None = None) -> nn.Module:
+    """A new model with random weights, on the CPU, contiguous, float32. Raises UserError for an unknown name, and for
+    a ``stochastic_depth`` (probability of leaving out a block, arXiv:1603.09382) that the model does not take."""
+    if stochastic_depth is None:
+        return _build(arch, num_classes, {})
+    key = "drop_path_rate" if arch.startswith("timm:") else "stochastic_depth_prob"
+    try:
+        return _build(arch, num_classes, {key: stochastic_depth})
+    except TypeError as error:
+        if key not in str(error):
+            raise
+        raise UserError(f"--stochastic-depth: {arch} takes no {key}; drop the flag", True) from error
+
+
+def _build(arch: str, num_classes: int, options: dict[str, float]) -> nn.Module:
     if arch.startswith("timm:"):
-        return _from_timm(arch, num_classes)
+        return _from_timm(arch, num_classes, options)
     if ":" in arch:
-        return _from_factory(arch, num_classes)
+        return _from_factory(arch, num_classes, options)
     from torchvision import models
 
     if arch not in models.list_models(module=models):
         raise UserError(f"no architecture {arch!r} in torchvision{_nearest_arch(arch)}", True)
     # googlenet and inception_v3 warn unless told how to initialise.
     extra = {"init_weights": True} if arch in WITH_AUX else {}
-    return models.get_model(arch, weights=None, num_classes=num_classes, **extra)
+    return models.get_model(arch, weights=None, num_classes=num_classes, **extra, **options)
 
 
 class TrainingLoss(nn.Module):
@@ -51,11 +66,23 @@ class TrainingLoss(nn.Module):
 
 
 def main_output(output: Any) -> Tensor:
-    """The logits (N, classes) of a model that may return more than them."""
-    return output if isinstance(output, Tensor) else output[0]
+    """The logits (N, classes) of a model that may return more than them. Raises UserError where they do not come first."""
+    try:
+        first = output if isinstance(output, Tensor) else output[0]
+    except (LookupError, TypeError):
+        first = None
+    if not isinstance(first, Tensor):
+        what = f"a {type(output).__name__}" if output is not None else "nothing"
+        if isinstance(output, dict):
+            what += f" with {', '.join(map(repr, output)) or 'no keys'}"
+        raise UserError(
+            f"the model returned {what}: its forward() has to return the logits as a tensor, or as the first of a tuple",
+            True,
+        )
+    return first
 
 
-def _from_factory(arch: str, num_classes: int) -> nn.Module:
+def _from_factory(arch: str, num_classes: int, options: dict[str, float]) -> nn.Module:
     module_name, _, factory_name = arch.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f"--arch {arch}: {module_name!r} is no module name; it takes package.module:factory", True)
@@ -73,9 +100,20 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
         raise UserError(
             f"--arch {arch}: {getattr(module, '__file__', None) or module_name} has no function {factory_name!r}", True
         )
-    model = factory(num_classes=num_classes)
+    if not _takes_num_classes(factory):
+        raise UserError(
+            f"--arch {arch}: {factory_name} is called as {factory_name}(num_classes=N), which it does not take", True
+        )
+    model = factory(num_classes=num_classes, **options)
     if not isinstance(model, nn.Module):
         raise UserError(f"--arch {arch} returned a {type(model).__name__}, not a torch.nn.Module", True)
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise UserError(
+                f"--arch {arch}: {name} has no shape yet, its layer is a lazy one: call the model on one batch of images "
+                "in the factory before returning it",
+                True,
+            )
     wrapper = _parallel_wrapper(model)
     if wrapper:
         raise UserError(
@@ -84,6 +122,17 @@ def _from_factory(arch: str, num_classes: int) -> nn.Module:
             True,
         )
     return model
+
+
+def _takes_num_classes(factory: Any) -> bool:
+    """Asked of the signature, so that a TypeError raised inside a factory stays its own."""
+    try:
+        inspect.signature(factory).bind(num_classes=1)
+    except TypeError:
+        return False
+    except ValueError:  # written in C: no signature to ask
+        return True
+    return True
 
 
 def _parallel_wrapper(model: nn.Module) -> str | None:
@@ -116,11 +165,11 @@ def timm_package() -> Any:
         raise UserError("--arch timm:NAME needs the package timm: pip install timm", True) from error
 
 
-def _from_timm(arch: str, num_classes: int) -> nn.Module:
+def _from_timm(arch: str, num_classes: int, options: dict[str, float]) -> nn.Module:
     timm, name = timm_package(), arch.removeprefix("timm:")
     if ":" not in name and not timm.is_model(name):  # hf-hub:NAME and its like are timm's to judge
         raise UserError(f"no architecture {name!r} in timm {timm.__version__}", True)
-    return timm.create_model(name, num_classes=num_classes)
+    return timm.create_model(name, num_classes=num_classes, **options)
 
 
 def _nearest_arch(arch: str) -> str:

@@ -3,30 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+# What each optimizer must find of a parameter to go on from, and what it may find beside it.
+_STATE: dict[type[Optimizer], tuple[set[str], set[str]]] = {
+    torch.optim.SGD: (set(), {"momentum_buffer"}),
+    torch.optim.AdamW: ({"step", "exp_avg", "exp_avg_sq"}, set()),
+    torch.optim.RMSprop: ({"step", "square_avg"}, {"momentum_buffer"}),
+}
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float, device: torch.device
-) -> torch.optim.SGD:
-    """SGD, fused where the device has it (CPU, CUDA), else torch's own choice."""
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    device: torch.device,
+    name: str = "sgd",
+) -> Optimizer:
+    """torch's own, fused where it has that for the device (CPU, CUDA). ``parameters``: those, or groups of them.
+
+    RMSprop's alpha and eps are those with which torchvision's reference trains MobileNetV3.
+    """
     fused = True if device.type in ("cpu", "cuda") else None
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=fused)
+    shared: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, fused=fused, **shared)
+    if name == "rmsprop":
+        return torch.optim.RMSprop(parameters, alpha=0.9, eps=0.0316, momentum=momentum, **shared)
+    optimizer = torch.optim.SGD(parameters, momentum=momentum, nesterov=name == "nesterov", fused=fused, **shared)
     zero_missing_momentum(optimizer)
     return optimizer
 
 
+def decay_groups(
+    model: nn.Module, stepped: Sequence[nn.Parameter], decay: float, norm: float | None, bias: float | None
+) -> list[dict[str, Any]]:
+    """Parameter groups by weight decay: ``bias`` for every bias, ``norm`` for the rest of normalisation layers, as
+    torchvision's reference has it; None: as what is left, ``decay``.
+
+    ``stepped``: what the optimizer is to step, one for each trainable parameter of ``model`` and in their order.
+    """
+    decays: dict[int, float] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            own = norm if norm is not None and isinstance(module, _NORMS) else decay
+            decays.setdefault(id(parameter), bias if bias is not None and name.endswith("bias") else own)
+    groups: dict[float, list[nn.Parameter]] = {}
+    trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    for parameter, target in zip(trainable, stepped, strict=True):
+        groups.setdefault(decays[id(parameter)], []).append(target)
+    return [{"params": members, "weight_decay": each} for each, members in groups.items()]
+
+
 @torch.no_grad()
-def zero_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Create momentum as zeros where there is none yet.
+def zero_missing_momentum(optimizer: Optimizer) -> None:
+    """Create SGD's momentum as zeros where there is none yet.
 
     Fused SGD makes it with ``empty_like`` at its first step; if that one is skipped for a non-finite
     gradient, garbage stays in it. A first step from zeros is the same: 0 * momentum + gradient.
     """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
     for group in optimizer.param_groups:
         if not group.get("momentum"):
             continue
@@ -36,7 +82,16 @@ def zero_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def state_fits(optimizer: Optimizer, parameter: Tensor, entry: Mapping[str, Any]) -> bool:
+    """Whether ``entry``, a file's state of a parameter, is one that this optimizer can go on from."""
+    needed, known = _STATE[type(optimizer)]
+    if needed and optimizer.param_groups[0].get("momentum"):
+        needed = needed | known
+    tensors = [value for value in entry.values() if isinstance(value, Tensor) and value.dim() > 0]
+    return needed <= set(entry) <= needed | known and all(value.shape == parameter.shape for value in tensors)
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
 
@@ -46,8 +101,9 @@ class LRSchedule:
     """Learning rate of each global step (0-based), skipped steps included.
 
     Linear warm-up from ``warmup_decay * lr``, reaching ``lr`` at its last step (step k of w has the
-    share (k + 1) / w, as apex's main_amp.py counts), then drops by ``gamma`` at ``milestones``, or a
-    half cosine from ``lr`` to 0 over the rest (Loshchilov and Hutter, arXiv:1608.03983). All in steps.
+    share (k + 1) / w, as apex's main_amp.py counts), then drops by ``gamma`` at ``milestones``, never
+    below ``least``, or a half cosine from ``lr`` to ``least`` over the rest (Loshchilov and Hutter,
+    arXiv:1608.03983). All in steps.
     """
 
     lr: float
@@ -57,6 +113,7 @@ class LRSchedule:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     cosine: bool = False
+    least: float = 0.0
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -64,13 +121,14 @@ class LRSchedule:
             return self.lr * (self.warmup_decay + (1 - self.warmup_decay) * share)
         if self.cosine:
             rest = max(1, self.total_steps - self.warmup_steps)
-            return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - self.warmup_steps) / rest)))
-        return self.lr * self.gamma ** sum(step >= stone for stone in self.milestones)
+            share = 0.5 * (1 + math.cos(math.pi * min(1.0, (step - self.warmup_steps) / rest)))
+            return self.least + (self.lr - self.least) * share
+        return max(self.least, self.lr * self.gamma ** sum(step >= stone for stone in self.milestones))
 
     def describe(self) -> str:
         """What the rate does, for the log."""
         course = (
-            "half cosine to 0"
+            f"half cosine to {self.least:g}"
             if self.cosine
             else f"x {self.gamma:g} at steps {', '.join(map(str, self.milestones)) or 'none'}"
         )
@@ -85,8 +143,9 @@ def build_lr_schedule(
     cosine: bool,
     drops: tuple[float, ...],
     gamma: float,
+    least: float = 0.0,
 ) -> LRSchedule:
-    """Epochs to steps, rounded once. ``warmup``: (epochs, start share); ``drops``: epochs."""
+    """Epochs to steps, rounded once. ``warmup``: (epochs, start share); ``drops``: epochs; ``least``: the lowest rate."""
     warmup_epochs, warmup_decay = warmup
     return LRSchedule(
         lr=lr,
@@ -97,6 +156,7 @@ def build_lr_schedule(
         milestones=tuple(max(1, round(drop * steps_per_epoch)) for drop in drops),
         gamma=gamma,
         cosine=cosine,
+        least=least,
     )
 
 

@@ -29,7 +29,6 @@ class Peer:
     why: str | None = None
     same_at: tuple[str, ...] = ()  # values at which it asks for what happens here anyway
     note: str | None = None
-    planned: str | None = None  # our flag that it waits for
 
     def refusal(self, flag: str) -> UserError:
         reason = f" ({self.why})" if self.why else ""
@@ -37,7 +36,7 @@ class Peer:
 
 
 def read_peers() -> list[Peer]:
-    """The rows of ``peer_flags.yaml``, in its order; a pending row counts as one without an equivalent."""
+    """The rows of ``peer_flags.yaml``, in its order."""
     import yaml
 
     with open(TABLE, encoding="utf-8") as stream:
@@ -45,10 +44,7 @@ def read_peers() -> list[Peer]:
     return [_peer(**row) for row in rows]
 
 
-def _peer(flags: str, of: str, pending: str | None = None, same_at: Sequence[str] = (), **verdict: Any) -> Peer:
-    if pending:
-        planned = verdict.pop("ours", None) or verdict["nearest"]
-        verdict.update(nearest=pending, planned=planned.split()[0])
+def _peer(flags: str, of: str, same_at: Sequence[str] = (), **verdict: Any) -> Peer:
     return Peer(tuple(flags.split()), tuple(of.split()), same_at=tuple(same_at), **verdict)
 
 
@@ -61,9 +57,8 @@ def translate(tokens: Sequence[str], known: Collection[str]) -> tuple[list[str],
     if {"-h", "--help"} & set(tokens[:end]) or not any(_is_foreign(token, known) for token in tokens[:end]):
         return list(tokens), []
     peers = {flag: peer for peer in read_peers() for flag in peer.flags if flag not in known}
-    first: list[
-        str
-    ] = []  # a bare alias goes before everything, so that the flag it stands for wins where both are given
+    # A bare alias goes before everything, so that the flag it stands for wins where both are given.
+    first: list[str] = []
     rest: list[str] = []
     notices: dict[str, None] = {}
     position = 0

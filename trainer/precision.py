@@ -21,7 +21,7 @@ class Precision:
     ``backward``, ``collect_gradients``, ``step``.
 
     A GradScaler is always there. Under a dynamic scale it takes the steps; under a fixed one a fused
-    optimizer is told directly which steps to skip.
+    optimizer is told directly which steps to skip, and of one without a fused form the host asks.
     """
 
     def __init__(self, options: LevelOptions, half: torch.dtype, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class Precision:
         self._fixed_scale = None if self.dynamic else scale
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale)
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []  # half weight, its master
-        self._stepped: list[nn.Parameter] = []  # what the optimizer steps
+        self.stepped: list[nn.Parameter] = []  # what the optimizer steps, in the order of the model
         self._one = torch.ones((), device=device)
         self._nan = torch.full((), float("nan"), device=device)
         self._zero = torch.zeros((), device=device)
@@ -59,17 +59,17 @@ class Precision:
 
     def bind(self, model: nn.Module) -> list[nn.Parameter]:
         """Make the master weights and return what the optimizer steps, in ``model.parameters()`` order."""
-        self.masters, self._stepped = [], []
+        self.masters, self.stepped = [], []
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 continue
             if self.options.master_weights and parameter.dtype is not torch.float32:
                 master = nn.Parameter(parameter.detach().float())  # keeps the strides of a dense tensor
                 self.masters.append((parameter, master))
-                self._stepped.append(master)
+                self.stepped.append(master)
             else:
-                self._stepped.append(parameter)
-        return list(self._stepped)
+                self.stepped.append(parameter)
+        return list(self.stepped)
 
     def autocast(self) -> torch.autocast:
         """A fresh context for one forward pass: one that spans steps would keep stale half copies."""
@@ -102,10 +102,14 @@ class Precision:
         gradients = self._gradients()
         if clip_norm is not None:
             _scale_all(gradients, torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
-        if not self.dynamic and _is_fused(optimizer):
-            self._step_with_fixed_scale(optimizer, bad)
-        else:
+        if self.dynamic:
             self._step_with_scaler(optimizer, bad, gradients)
+        elif is_fused(optimizer):
+            self._step_with_fixed_scale(optimizer, bad)
+        elif not float(bad):  # waits for the device
+            if self._fixed_scale != 1.0:
+                _scale_all(gradients, self.scale_on_device().reciprocal())
+            optimizer.step()
         self.refresh_model()
 
     def _step_with_fixed_scale(self, optimizer: Any, bad: Tensor) -> None:
@@ -121,7 +125,7 @@ class Precision:
         smallest = min(gradients, key=torch.numel)
         smallest.add_(torch.where(bad > 0, self._nan, self._zero).to(smallest.dtype))
         self._scaler.step(optimizer)
-        self._scaler.update(self._fixed_scale)
+        self._scaler.update()
 
     @torch.no_grad()
     def refresh_model(self) -> None:
@@ -138,7 +142,7 @@ class Precision:
         return float(self._scaler.get_scale())
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._stepped if parameter.grad is not None]
+        return [parameter.grad for parameter in self.stepped if parameter.grad is not None]
 
     def model_state(self, model: nn.Module, take: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
         """The model for a file: the masters where there are some. ``take``: from a name and a tensor to what the
@@ -191,7 +195,8 @@ class Precision:
         }
 
 
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the device alone decides if a step is taken."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 

@@ -56,8 +56,11 @@ def epoch_line(record: dict[str, Any]) -> str:
         f"data wait {_wait(record['data_wait_share_by_rank'])} %",
         f"peak memory {record['peak_memory_gib']:.2f} GiB",
         f"train loss {record['train_loss']:.4f}",
-        f"val loss {record['val_loss']:.4f} Prec@1 {record['val_acc1']:.3f} Prec@5 {record['val_acc5']:.3f}",
     ]
+    if "val_loss" in record:
+        parts.append(
+            f"val loss {record['val_loss']:.4f} Prec@1 {record['val_acc1']:.3f} Prec@5 {record['val_acc5']:.3f}"
+        )
     if record["skipped_steps"]:
         parts.append(f"{record['skipped_steps']} steps skipped for non-finite gradients so far")
     if record["dropped_images"]:
@@ -72,6 +75,8 @@ def _wait(shares: list[float]) -> str:
 
 def val_explosion(record: dict[str, Any]) -> str | None:
     """A line where validation has come apart while training looks well."""
+    if "val_loss" not in record:  # --val-every
+        return None
     train, val = record["train_loss"], record["val_loss"]
     if math.isfinite(train) and not (math.isfinite(val) and val < 10 * max(train, 1.0)):
         return (

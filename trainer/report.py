@@ -67,8 +67,10 @@ class Reporter:
     def val_step(self, place: tuple[int, int], means: tuple[Means, Means], timer: StepTimer) -> None:
         self.console.say(val_line(*place, timer.line(), *means))
 
-    def epoch(self, progress: Progress, lr: float, train: Means, val: Means, timer: StepTimer, dropped: int) -> None:
-        """The end of an epoch; ``dropped``: its images that no step took."""
+    def epoch(
+        self, progress: Progress, lr: float, train: Means, val: dict[str, Any], timer: StepTimer, dropped: int
+    ) -> None:
+        """The end of an epoch; ``val``: the record of its validation; ``dropped``: its images that no step took."""
         speed = timer.epoch()
         record: dict[str, Any] = {
             **_place(progress),
@@ -76,10 +78,7 @@ class Reporter:
             "train_loss": train.loss,
             "train_acc1": train.acc1,
             "train_acc5": train.acc5,
-            "val_loss": val.loss,
-            "val_acc1": val.acc1,
-            "val_acc5": val.acc5,
-            "val_images": val.images,
+            **val,
             **self._speed(speed["images_per_sec"]),
             "wall_images_per_sec": speed["wall_images_per_sec"],
             "data_wait_share": speed["data_wait_share"],

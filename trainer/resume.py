@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,18 @@ from trainer.checks import flag_of
 from trainer.cli import Request, merge_with_checkpoint
 from trainer.config import PER_START, TrainConfig
 from trainer.distributed import Group
-from trainer.errors import LASTING, LastingError, UserError
+from trainer.errors import LASTING, AlreadyDone, LastingError, UserError
 from trainer.run_folder import (
     LAST,
     RUNS,
     asks_the_same,
     find_resumable,
     has_checkpoint,
+    launcher_name,
     newest_run,
     read_json,
     run_of_checkpoint,
+    run_of_this_launcher,
 )
 
 
@@ -36,6 +37,7 @@ class Start:
     path: Path | None = None
     folder: Path | None = None
     lines: list[str] = field(default_factory=list)
+    contents: dict[str, Any] = field(default_factory=dict)  # of this start's data, see trainer.resumed_data
 
     @property
     def saved_resolved(self) -> dict[str, Any]:
@@ -97,19 +99,16 @@ def _find_checkpoint(config: TrainConfig) -> Found:
         passed += lines
         if path is not None:
             return path, content, [*passed, f"--resume auto: going on with {run}"]
-    return (
-        None,
-        None,
-        [
-            *passed,
-            f"--resume auto: no run below {RUNS}/ that is not done, asked for the same and has a whole checkpoint; "
-            "starting from scratch",
-        ],
-    )
+    done = newest_run(config)
+    if done is not None and read_json(done / "status.json").get("state") == "done":
+        found = f"{done} asked for the same and is done"
+    else:
+        found = f"no run below {RUNS}/ that is not done, asked for the same and has a whole checkpoint"
+    return None, None, [*passed, f"--resume auto: {found}; starting from scratch"]
 
 
 def _find_to_evaluate(config: TrainConfig) -> Found:
-    run = newest_run(config, done_too=True)
+    run = newest_run(config)
     path, content, lines = newest_whole(run / "checkpoints") if run is not None else (None, None, [])
     if path is None:
         raise UserError(
@@ -119,13 +118,17 @@ def _find_to_evaluate(config: TrainConfig) -> Found:
 
 
 def _end_a_pointless_restart(config: TrainConfig) -> None:
-    """torchrun restarts a job that failed; one that failed for a reason that stays ends at once, with the same code."""
+    """torchrun restarts a job of which a worker failed. One that was done by then, or that failed for a reason that
+    stays, ends at once with the code it had."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return
-    run = Path(config.output_dir) if config.output_dir else newest_run(config)
+    run = Path(config.output_dir) if config.output_dir else run_of_this_launcher()
     status = read_json(run / "status.json") if run else {}
-    ours = status.get("launcher") == os.getppid()  # the agent stays the same over its restarts
-    if ours and status.get("state") == "failed" and status.get("exit_code") in LASTING:
+    if status.get("launcher") != launcher_name():
+        return
+    if status.get("state") == "done":
+        raise AlreadyDone(f"not restarted, since {run} is done")
+    if status.get("state") == "failed" and status.get("exit_code") in LASTING:
         raise LastingError(
             f"not restarted, since {run} failed for a reason that stays: {status.get('why')}", status["exit_code"]
         )
@@ -155,25 +158,6 @@ def _refuse_another_model(merged: TrainConfig, content: dict[str, Any]) -> None:
     if saved is not None and merged.arch != saved:
         raise UserError(
             f"--arch {merged.arch}, but the checkpoint holds a {saved}: resume with its own, or start from --weights",
-            True,
-        )
-
-
-def check_classes(start: Start, config: TrainConfig, classes: Sequence[str]) -> None:
-    """The classes a run goes on with must be those it was trained on, by count and by name."""
-    saved = (start.checkpoint or {}).get("classes")
-    if saved is None:
-        return
-    count = start.saved_resolved["num_classes"]
-    if count != config.num_classes:
-        remedy = "give a DIR with its classes, or --class-map" if config.evaluate else "start from --weights instead"
-        raise UserError(
-            f"the checkpoint was trained on {count} classes, this run has {config.num_classes}: {remedy}", True
-        )
-    if list(saved) != list(classes) and not config.synthetic:
-        name = next((name for name in [*saved, *classes] if name not in saved or name not in classes), saved[0])
-        raise UserError(
-            f"the folder's classes are not those of the checkpoint (class {name!r}): its labels would mean something else",
             True,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -38,11 +39,10 @@ class RunFolder:
         """Facts of this start; command and time of earlier ones stay below ``earlier_starts``."""
         target = self.path / "environment.json"
         earlier = read_json(target)
-        starts = (
-            [*earlier.get("earlier_starts", []), {key: earlier.get(key) for key in ("time", "command")}]
-            if earlier
-            else []
-        )
+        starts = earlier.get("earlier_starts")
+        starts = starts if isinstance(starts, list) else []
+        if earlier:
+            starts.append({key: earlier.get(key) for key in ("time", "command")})
         write_atomically(target, json.dumps({**facts, "earlier_starts": starts}, indent=2) + "\n")
 
     def write_status(self, state: str, why: str | None = None, exit_code: int | None = None) -> None:
@@ -51,15 +51,36 @@ class RunFolder:
             "state": state,
             "why": why,
             "exit_code": exit_code,
-            "launcher": os.getppid(),
+            "launcher": launcher_name(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_atomically(self.path / "status.json", json.dumps(content, indent=2) + "\n")
+        target, text = self.path / "status.json", json.dumps(content, indent=2) + "\n"
+        try:
+            write_atomically(target, text)
+        except OSError:  # a full disk still takes a few bytes where as many were before
+            with open(target, "r+", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.truncate()
+
+    def has_failed(self) -> bool:
+        """Whether a rank of this start has written so."""
+        return read_json(self.path / "status.json").get("state") == "failed"
 
     def release(self) -> None:
         if self._lock is not None:
             _unlock(self._lock)
             self._lock = None
+
+
+def launcher_name() -> str:
+    """The process that started this one: torchrun's agent, which stays the same over its restarts. By number and, where
+    the system tells it, start in clock ticks: in containers every agent is process 1, and ``runs/`` outlives them."""
+    parent = os.getppid()
+    try:
+        fields = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return str(parent)
+    return f"{parent}.{fields[19]}"  # proc(5): starttime, the 22nd field
 
 
 def open_run_folder(path: Path, resuming: bool) -> RunFolder:
@@ -108,16 +129,26 @@ def has_checkpoint(path: Path) -> bool:
     return any((path / "checkpoints").glob("*.pt"))
 
 
-def newest_run(config: TrainConfig, done_too: bool = False) -> Path | None:
-    """The newest run that asked for the same, whatever is left of it; with ``done_too`` one with a checkpoint."""
-    runs = _matching_runs(config, None, done_too)
-    return next((run for run in runs if not done_too or has_checkpoint(run)), None)
+def newest_run(config: TrainConfig) -> Path | None:
+    """The newest run that asked for the same and has a checkpoint, done or not."""
+    return next((run for run in _matching_runs(config, None, done_too=True) if has_checkpoint(run)), None)
+
+
+def run_of_this_launcher() -> Path | None:
+    """The newest run below ``runs/`` that the launcher of this process started before."""
+    ours = (
+        run for run in _newest_first(Path(RUNS)) if read_json(run / "status.json").get("launcher") == launcher_name()
+    )
+    return next(ours, None)
+
+
+def _newest_first(runs: Path) -> list[Path]:
+    found = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
+    return sorted(found, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True)
 
 
 def _matching_runs(config: TrainConfig, runs: Path | None, done_too: bool) -> Iterator[Path]:
-    runs = Path(RUNS) if runs is None else runs
-    found = [path.parent for path in runs.glob("*/status.json")] if runs.is_dir() else []
-    for path in sorted(found, key=lambda path: (path / "status.json").stat().st_mtime, reverse=True):
+    for path in _newest_first(Path(RUNS) if runs is None else runs):
         done = read_json(path / "status.json").get("state") == "done"
         if (done_too or not done) and asks_the_same(path, config):
             yield path
@@ -190,7 +221,12 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 def write_atomically(target: Path, text: str) -> None:
     """Text under a name that never holds half of it; line ends stay as they are."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(temporary, target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # ranks may write at once
+    try:
+        with open(temporary, "w", newline="", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -40,9 +40,7 @@ STEP_TAGS = {
 EPOCH_TAGS = {
     "epoch/loss": "train_loss",
     "epoch/images_per_sec": "images_per_sec_total",
-    "val/loss": "val_loss",
-    "val/acc1": "val_acc1",
-    "val/acc5": "val_acc5",
+    **{f"{kind}/{key}": f"{kind}_{key}" for kind in ("val", "val_ema", "val_raw") for key in ("loss", "acc1", "acc5")},
 }
 
 SAVE_TAGS = {"save/pause_ms": "save_pause_ms", "save/write_ms": "save_write_ms"}
@@ -165,23 +163,31 @@ class RunFiles:
 
 
 def _keep_until(folder: Path, step: int) -> None:
-    """Drop the lines of steps after ``step``, and a line that a killed process left half written."""
+    """Drop the lines of steps after ``step``, and what a killed process or a lost machine left: half a line, or zeros."""
     jsonl = folder / "metrics.jsonl"
     if jsonl.exists():
-        kept = [line for line in jsonl.read_text(encoding="utf-8").splitlines() if _step_of(line, step) <= step]
+        kept = [line for line in _lines(jsonl) if _step_of(line, step) <= step]
         write_atomically(jsonl, "".join(line + "\n" for line in kept))
     summary = folder / "summary.csv"
     if summary.exists():
-        with open(summary, newline="", encoding="utf-8") as stream:
-            rows = [row for row in csv.DictReader(stream) if (row["step"] or "").isdigit() and int(row["step"]) <= step]
-        lines = [",".join(SUMMARY_COLUMNS)] + [",".join(row[key] or "" for key in SUMMARY_COLUMNS) for row in rows]
+        rows = [row for row in csv.DictReader(_lines(summary)) if _is_until(row.get("step"), step)]
+        lines = [",".join(SUMMARY_COLUMNS)] + [",".join(row.get(key) or "" for key in SUMMARY_COLUMNS) for row in rows]
         write_atomically(summary, "".join(line + "\r\n" for line in lines))
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a file that may hold bytes which are no text."""
+    return path.read_bytes().decode("utf-8", errors="replace").replace("\0", "").splitlines()
+
+
+def _is_until(cell: str | None, step: int) -> bool:
+    return cell is not None and cell.isdecimal() and int(cell) <= step
 
 
 def _step_of(line: str, step: int) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return step + 1
 
 

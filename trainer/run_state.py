@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +32,17 @@ class Progress:
 
     def leaves_out(self, step: int) -> bool:
         return any(first <= step <= last for first, last in self.left_out)
+
+    def take_score(self, acc1: float) -> bool:
+        """Validation's accuracy of the present epoch; True where it is the best so far."""
+        is_best = self.best_epoch < 0 or acc1 > self.best_acc1 or math.isnan(self.best_acc1)
+        if is_best:
+            self.best_acc1, self.best_epoch = acc1, self.epoch
+        return is_best
+
+    def epochs_without_better(self) -> int:
+        """Epochs since the best one; 0 where none is known, or inside an epoch."""
+        return 0 if self.samples_in_epoch or self.best_epoch < 0 else max(0, self.epoch - 1 - self.best_epoch)
 
     def start_epoch(self, epoch: int) -> None:
         """Stand before the first step of ``epoch``."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.append_file import AppendFile
 from trainer.distributed import Group
 from trainer.hardware import peak_memory_gib
 from trainer.metrics import RunningSums, means_of
@@ -31,7 +32,7 @@ class StepTimes:
 
     def __init__(self, enabled: bool, folder: Path | None, group: Group) -> None:
         self.enabled = enabled
-        self._folder = folder
+        self._file = AppendFile(folder / FILE) if folder is not None else None
         self._group = group
         self._timer: StepTimer | None = None
         # Windows of running sums; the first is what an epoch begins with, True says that a window holds one step alone.
@@ -56,7 +57,7 @@ class StepTimes:
             return
         timer, losses = self._timer, self._losses()
         self._timer = None
-        if self._folder is None:
+        if self._file is None:
             return
         record: dict[str, Any] = {
             "epoch": epoch,
@@ -68,8 +69,7 @@ class StepTimes:
             "skipped_steps": skipped_steps,
             "peak_memory_gib": peak_memory_gib(self._group.device),
         }
-        with open(self._folder / FILE, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+        self._file.append(json.dumps(record) + "\n")
 
     def _losses(self) -> list[float | None]:
         """Mean loss of each of the first steps over all ranks; None where it is not finite or there were no images."""

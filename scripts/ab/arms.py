@@ -22,6 +22,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "batch_size": ("val_batch_size",),
     "global_batch_size": ("batch_size", "val_batch_size"),
     "image_size": ("val_image_size", "val_resize"),
+    "progressive": ("image_size", "val_image_size", "val_resize"),
     "val_image_size": ("val_resize",),
     "epochs": ("lr_milestones", "lr_warmup_epochs"),
     "lr_schedule": ("lr_milestones", "lr_warmup_epochs"),
@@ -37,7 +38,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _SAME_MATHEMATICS = {
     "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
     "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof", "audit_layout",
-    "dist_timeout",
+    "dist_timeout", "model_ema", "ema_eval",
 }  # fmt: skip
 # Settings in which models side by side in one process may differ; the heap, threads, loader and batches are the process's.
 IN_PROCESS = (

@@ -21,6 +21,7 @@ from trainer.profiling import StepProfiler
 from trainer.report import Reporter
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
+from trainer.validation import Scores
 
 Batch = tuple[Tensor, Tensor]
 _NO_VALIDATION: Any = ()
@@ -57,9 +58,9 @@ class TimedEngine(Engine):
 
     ended = 0.0
 
-    def validate(self, val: Any) -> Means:
+    def validate(self, val: Any) -> Scores:
         self.ended = now(self.group.device)
-        return Means(0.0, 0.0, 0.0, 1)
+        return Scores(Means(0.0, 0.0, 0.0, 1))
 
 
 class NoSaver:

@@ -1,79 +1,111 @@
-"""The audit itself: a dispatch mode that sees each aten op and what becomes of channels-last through it."""
+"""The audit itself: what becomes of channels-last through each op."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from trainer.layout_audit.advice import kind_of
-from trainer.layout_audit.records import Counts, LayoutLost, LostOp, Operand, StorageNote, innermost, is_plain
-from trainer.layout_audit.where import PASSES, Locator
+from trainer.layout_audit.origin import NOTHING, WRONG, Read, carry, is_image, is_lost, keeps_order, note_image
+from trainer.layout_audit.records import Counts, LayoutLost, LostOp, Operand, StorageNote
+from trainer.layout_audit.where import BACKWARD, PASSES
 
 # Ops that take shape and type of an input, not its values: they carry no format on.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 _ABOUT_STRIDES = re.compile(r"stride|contiguous|channels.?last|memory.?format", re.IGNORECASE)
 Named = list[tuple[str, Tensor]]
+Judged = list[tuple[Tensor, Operand]]  # what an op wrote, with its record
 
 
 class LayoutAudit:
-    """What an audit found. ``lost``: ops in the order they ran; ``counts``: by pass; ``refused``: ops that raised."""
+    """What an audit found. ``lost``: ops in the order they were seen to lose the format; ``counts``: by pass;
+    ``refused``: the op whose error ended the audited block, if that was about the format."""
 
-    def __init__(self, on_loss: str) -> None:
+    def __init__(self, on_loss: str, weights: Iterable[Tensor] = ()) -> None:
         self.lost: list[LostOp] = []
         self.refused: list[LostOp] = []
         self.counts = {name: Counts() for name in PASSES}
         self._on_loss = on_loss
+        self._weights = {address(weight): tuple(weight.shape) for weight in weights}
+        self._raised: list[tuple[BaseException, LostOp]] = []
         self._notes: dict[int, StorageNote] = {}  # by address; renewed whenever an op brings new memory
 
     @property
     def lost_bytes(self) -> int:
         return sum(lost.lost_bytes for lost in self.lost)
 
-    def look(self, op: LostOp, inputs: Named, outputs: Named) -> None:
-        """Judge an op that has run; ``op`` is its record, filled further where the format is lost."""
+    def look(self, op: LostOp, inputs: Named, outputs: Named, changed: Named) -> None:
+        """Judge an op that has run; ``op`` is its record, filled further where the format is lost.
+
+        ``changed``: the inputs that it wrote into, as they are now.
+        """
         notes = {address(tensor): self._note(tensor) for _, tensor in inputs}
-        new = [(name, tensor) for name, tensor in outputs if address(tensor) not in notes]
-        self._settle_pending(op, [tensor for _, tensor in outputs if address(tensor) in notes], notes)
-        direct = any(operand.channels_inside for operand in op.operands)
-        from_image = direct or any(note.unrolled for note in notes.values())
-        for operand, (_, tensor) in zip(op.operands, inputs, strict=True):
-            notes[address(tensor)].channels_last |= operand.layout == "channels_last"
-        written = [(Operand.of(name, tensor), tensor) for name, tensor in new]
-        bad = [(operand, tensor) for operand, tensor in written if operand.layout in ("contiguous", "other")]
+        views = [tensor for _, tensor in outputs if address(tensor) in notes]
+        new = _operands([pair for pair in outputs if address(pair[1]) not in notes])
+        into = _operands([pair for pair in changed if address(pair[1]) in notes])
+        self._see_again([tensor for _, tensor in inputs], views, notes)
+        reads = [
+            Read.of(tensor, operand, notes[address(tensor)])
+            for operand, (_, tensor) in zip(op.operands, inputs, strict=True)
+        ]
+        bad = _lost_in(op, reads, new, into)
         carried = list({id(lost): lost for note in notes.values() for lost in note.losses}.values())
-        self._note_restored(op, carried, any(operand.layout == "channels_last" for operand, _ in written))
-        pending = None if from_image else _pending(op, inputs, new, notes)
-        bad = [] if not from_image or op.op.split(".")[0] in _FACTORIES else bad
-        for operand, tensor in written:
-            # A loss is carried on by what still is an image, or one in other dimensions.
-            losses = carried if operand.layout not in ("channels_last", "rank 0", "rank 1", "rank 2") else []
-            losses = [*losses, op] if any(tensor is one for _, one in bad) else losses
-            self._notes[address(tensor)] = StorageNote(
-                operand.layout == "channels_last", direct and tensor.dim() in (3, 5, 6), losses, pending
-            )
-        if direct or bad:
-            self._count(op, new, written, bool(bad))
+        self._note_restored(op, carried, any(operand.layout == "channels_last" for _, operand in new))
+        for tensor, operand in new:
+            self._notes[address(tensor)] = _note_of_new(op, (tensor, operand), reads, carried, bad)
+        for tensor, _ in into:
+            _note_change(op, tensor, reads, notes[address(tensor)], bad)
+        if bad or any(read.operand.channels_inside for read in reads):
+            self._count(op, [operand for _, operand in new], bool(bad))
         if bad:
-            self._lose(op, [tensor for _, tensor in bad])
+            op.filled = any(tensor is one for tensor, _ in into for one in bad)
+            op.of_weight = any(self._is_weight(op, read) for read in reads)
+            self._lose(op, bad)
 
     def refuse(self, op: LostOp, error: Exception) -> None:
         """An op with a channels-last input raised; kept where the message is about strides, not about a bug."""
         if any(operand.channels_inside for operand in op.operands) and _ABOUT_STRIDES.search(str(error)):
             op.error, op.kind = " ".join(str(error).split()), "view" if "view size" in str(error) else "refused"
-            self.refused.append(op)
+            self._raised.append((error, op))
 
-    def finish(self) -> None:
-        """Name the kind of each loss, which may hang on what came after it."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """Name the kind of each loss, which may hang on what came after it. ``error``: what ended the audited block;
+        a refusal that the code caught, and went on from, is none."""
+        while error is not None and not self.refused:
+            self.refused = [op for raised, op in self._raised if raised is error]
+            error = error.__cause__
         for lost in self.lost:
             lost.kind = kind_of(lost)
 
+    def _is_weight(self, op: LostOp, read: Read) -> bool:
+        """A parameter, or in the backward pass a gradient of one's shape."""
+        known = self._weights.values() if op.where.pass_name == BACKWARD else ()
+        return read.operand.channels_inside and (address(read.tensor) in self._weights or read.operand.shape in known)
+
     def _note(self, tensor: Tensor) -> StorageNote:
         return self._notes.setdefault(address(tensor), StorageNote())
+
+    def _see_again(self, inputs: Sequence[Tensor], views: Sequence[Tensor], notes: Mapping[int, StorageNote]) -> None:
+        """Memory that an earlier op wrote: seen as an image, it shows whether that op moved the channels."""
+        for view in views:
+            for lost in notes[address(view)].losses:
+                lost.viewed_as = lost.viewed_as or view.dim()
+        for tensor in (*inputs, *views):
+            note = notes[address(tensor)]
+            if note.writer is not None and tensor.dim() == 4:
+                operand = Operand.of("out", tensor)
+                if is_lost(tensor, operand.layout, note):
+                    self._lose_late(note, note.writer, tensor, operand)
+
+    def _lose_late(self, note: StorageNote, lost: LostOp, tensor: Tensor, operand: Operand) -> None:
+        note.sizes, note.writer, note.plane = NOTHING, None, None
+        note.losses.append(lost)
+        if not any(lost is one for one in self.lost):
+            lost.outputs.append(operand)
+            self.counts[lost.where.pass_name].lost += 1
+            self._lose(lost, [tensor])
 
     def _lose(self, op: LostOp, tensors: Sequence[Tensor]) -> None:
         op.lost_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -82,8 +114,8 @@ class LayoutAudit:
             op.kind = kind_of(op)
             raise LayoutLost(op)
 
-    def _count(self, op: LostOp, new: Named, written: Sequence[tuple[Operand, Tensor]], lost: bool) -> None:
-        layouts = [operand.layout for operand, _ in written]
+    def _count(self, op: LostOp, new: Sequence[Operand], lost: bool) -> None:
+        layouts = [operand.layout for operand in new]
         if lost:
             outcome = "lost"
         elif not new:
@@ -95,130 +127,57 @@ class LayoutAudit:
         counts = self.counts[op.where.pass_name]
         setattr(counts, outcome, getattr(counts, outcome) + 1)
 
-    def _settle_pending(self, op: LostOp, views: Sequence[Tensor], notes: Mapping[int, StorageNote]) -> None:
-        """A view of what an earlier op wrote: as an image, it shows whether that op moved the channels."""
-        for view in views:
-            note = notes[address(view)]
-            for lost in note.losses:
-                lost.viewed_as = lost.viewed_as or view.dim()
-            pending = note.pending
-            if pending is not None and view.dim() == 4:
-                note.pending = None
-                operand = Operand.of("out", view)
-                if operand.layout == "contiguous":
-                    pending.outputs.append(operand)
-                    self.counts[pending.where.pass_name].lost += 1
-                    note.losses.append(pending)
-                    self._lose(pending, [view])
-
     @staticmethod
     def _note_restored(op: LostOp, carried: Sequence[LostOp], restored: bool) -> None:
-        for lost in carried if restored else ():
+        for lost in carried if restored and not _is_factory(op) else ():
             if lost.restored_by is None and lost.where.pass_name == op.where.pass_name:
                 lost.restored_by = f"{op.op} in {op.where.module}"
 
 
-def _pending(op: LostOp, inputs: Named, new: Named, notes: Mapping[int, StorageNote]) -> LostOp | None:
-    """``op`` if it wrote a view of a channels-last image with its channels moved, in another rank than 4."""
-    if len(new) != 1:
-        return None
-    (_, output), outcome = new[0], None
-    for _, tensor in inputs:
-        if notes[address(tensor)].channels_last and tensor.shape == output.shape and output.dim() != 4:
-            inner, outer = innermost(tensor), innermost(output)
-            outcome = op if None not in (inner, outer) and inner != outer else outcome
-    return outcome
+def _operands(pairs: Iterable[tuple[str, Tensor]]) -> Judged:
+    return [(tensor, Operand.of(name, tensor)) for name, tensor in pairs]
+
+
+def _is_factory(op: LostOp) -> bool:
+    return op.op.split(".")[0] in _FACTORIES
+
+
+def _lost_in(op: LostOp, reads: Sequence[Read], new: Judged, into: Judged) -> list[Tensor]:
+    """What the op wrote of an image in another order: new tensors, and those that it was given to fill."""
+    if _is_factory(op):
+        return []
+    if any(read.operand.channels_inside for read in reads):
+        wrong = [one for one in (*new, *into) if one[1].layout in WRONG]
+        return [tensor for tensor, operand in wrong if not operand.channels_inside]  # H and W swapped is no loss yet
+    sizes = NOTHING.union(*(read.sizes for read in reads))
+    images = [tensor for tensor, operand in new if is_image(tensor, operand.layout, sizes)]
+    return [tensor for tensor in images if not any(keeps_order(read.tensor, tensor) for read in reads)]
+
+
+def _note_of_new(
+    op: LostOp, made: tuple[Tensor, Operand], reads: Sequence[Read], carried: Sequence[LostOp], bad: Sequence[Tensor]
+) -> StorageNote:
+    tensor, operand = made
+    # A loss is carried on by what still is an image, or one in other dimensions.
+    losses = carried if operand.layout not in ("channels_last", "rank 0", "rank 1", "rank 2") else ()
+    note = StorageNote(losses=list(losses))
+    if any(tensor is one for one in bad):
+        note.losses.append(op)
+    elif operand.layout != "ambiguous" and not operand.channels_inside and not _is_factory(op):
+        carry(op, tensor, reads, note)
+    note_image(tensor, operand, note)
+    return note
+
+
+def _note_change(op: LostOp, tensor: Tensor, reads: Sequence[Read], note: StorageNote, bad: Sequence[Tensor]) -> None:
+    """``op`` wrote into memory that was there."""
+    if any(tensor is one for one in bad):
+        note.losses.append(op)
+    elif tensor.dim() != 4:
+        carry(op, tensor, [read for read in reads if read.note is not note], note)
+        op.filled = note.writer is op
 
 
 def address(tensor: Tensor) -> int:
     """Of the memory behind a tensor; a view has its base's."""
     return tensor.untyped_storage().data_ptr()
-
-
-class _Watch(TorchDispatchMode):
-    def __init__(self, audit: LayoutAudit, locator: Locator) -> None:
-        super().__init__()
-        self._audit = audit
-        self._locator = locator
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = str(func).removeprefix("aten.").removesuffix(".default")
-        where = self._locator.now(name)
-        inputs = named_tensors(func, args, kwargs)
-
-        def record(pairs: Named) -> LostOp:
-            asked = kwargs.get("memory_format")
-            return LostOp(name, where, [Operand.of(*pair) for pair in pairs], [], memory_format=asked and str(asked))
-
-        try:
-            result = func(*args, **kwargs)
-        except RuntimeError as error:
-            self._audit.refuse(record(inputs), error)
-            raise
-        outputs = [(f"out[{index}]", one) for index, one in enumerate(_flat(result)) if is_plain(one)]
-        for ins, outs in _pairs(name, args, inputs, outputs):
-            op = record(ins)
-            op.outputs = [Operand.of(*pair) for pair in outs]
-            self._audit.look(op, ins, outs)
-        return result
-
-
-def _pairs(name: str, args: Sequence[Any], inputs: Named, outputs: Named) -> Iterator[tuple[Named, Named]]:
-    """Inputs and outputs that belong together: ``_foreach`` ops are many small ops in one."""
-    if not name.startswith("_foreach"):
-        yield inputs, outputs
-    elif args and isinstance(args[0], (list, tuple)) and len(args[0]) == len(outputs) == len(inputs):
-        for pair, output in zip(inputs, outputs, strict=True):
-            yield [pair], [output]
-
-
-def named_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
-    """The tensors among an op's arguments, under the names that its schema gives them."""
-    schema = getattr(func, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    found: Named = []
-    for index, value in enumerate(args):
-        name = names[index] if index < len(names) else str(index)
-        found += _under(name, value)
-    for name, value in kwargs.items():
-        found += _under(name, value)
-    return found
-
-
-def _under(name: str, value: Any) -> Named:
-    if is_plain(value):
-        return [(name, value)]
-    if isinstance(value, (list, tuple)):
-        return [(f"{name}[{index}]", one) for index, one in enumerate(value) if is_plain(one)]
-    return []
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
-    else:
-        yield value
-
-
-@contextlib.contextmanager
-def audit_layout(
-    model: nn.Module | None = None, on_loss: Literal["record", "raise"] = "record"
-) -> Iterator[LayoutAudit]:
-    """Watch every op of this thread and of its backward passes for channels-last that gets lost.
-
-    ``model``: whose modules to name by their path; others appear under their class. ``on_loss="raise"``: a
-    ``LayoutLost`` at the first loss. PyTorch is left as it was, also after an exception. Compiled code falls back to
-    eager under a dispatch mode, so what ``torch.compile`` does with strides is not seen here.
-    """
-    if on_loss not in ("record", "raise"):
-        raise ValueError(f"on_loss is 'record' or 'raise', not {on_loss!r}")
-    audit, locator = LayoutAudit(on_loss), Locator(model)
-    with locator.watching(), _Watch(audit, locator):
-        try:
-            yield audit
-        finally:
-            audit.finish()

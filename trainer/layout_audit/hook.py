@@ -107,7 +107,9 @@ def audit_copy(stepper: Stepper, batch: tuple[Tensor, Tensor], config: TrainConf
     with random_state_kept(device):
         model = copy.deepcopy(stepper.model)
         precision = Precision(stepper.precision.options, stepper.precision.half, device)
-        optimizer = build_optimizer(precision.bind(model), 0.0, config.momentum, config.weight_decay, device)
+        optimizer = build_optimizer(
+            precision.bind(model), 0.0, config.momentum, config.weight_decay, device, config.opt
+        )
         findings = audit_training_step(model, batch, precision, optimizer, TrainingLoss(config.label_smoothing))
     findings.state += wrong_optimizer_state(stepper.model, stepper.optimizer)
     return findings

@@ -63,6 +63,8 @@ class LostOp:
     outputs: list[Operand]
     lost_bytes: int = 0
     memory_format: str | None = None  # what the call asked for, where it did
+    filled: bool = False  # it wrote into a tensor that was there
+    of_weight: bool = False  # it read a parameter of the model
     viewed_as: int | None = None  # rank of the next view of the output
     restored_by: str | None = None
     error: str | None = None
@@ -110,16 +112,11 @@ class Counts:
 class StorageNote:
     """What an audit knows of the memory behind tensors."""
 
-    channels_last: bool = False
-    unrolled: bool = False  # written from a channels-last image by an op such as unfold, in another rank
+    image: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # shape and strides of a channels-last image in it
+    sizes: frozenset[tuple[int, int, int]] = frozenset()  # (N, H, W) of images written into it in other dimensions
+    writer: LostOp | None = None  # the op that chose the order in which they lie
+    plane: int | None = None  # after a copy of an image in other dimensions: see Read.planes_in
     losses: list[LostOp] = field(default_factory=list)
-    pending: LostOp | None = None  # channels moved by an op on a view of another rank: a loss once viewed as an image
-
-
-def innermost(tensor: Tensor) -> int | None:
-    """The dimension of stride 1 that is longer than 1, if there is just one."""
-    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1 and tensor.stride(dim) == 1]
-    return dims[0] if len(dims) == 1 else None
 
 
 def is_plain(value: Any) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.layout_audit.audit import LayoutAudit, audit_layout
+from trainer.layout_audit.audit import LayoutAudit
 from trainer.layout_audit.state import StateTensor, wrong_gradients, wrong_optimizer_state, wrong_parameters
+from trainer.layout_audit.watch import audit_layout
 from trainer.memory_format import stride_order
 from trainer.models import TrainingLoss, main_output
 from trainer.precision import Precision
@@ -45,8 +46,8 @@ def audit_training_step(
     images, target = batch
     criterion = criterion or TrainingLoss()
     state = wrong_parameters(model)
-    with audit_layout(model) as audit:
-        try:
+    try:
+        with audit_layout(model) as audit:
             with precision.autocast():
                 output = model(images)
             precision.backward(criterion(output, target))
@@ -54,9 +55,9 @@ def audit_training_step(
             norm = precision.collect_gradients()
             precision.step(optimizer, norm, torch.zeros_like(norm), None)
             state += wrong_optimizer_state(model, optimizer)
-        except RuntimeError:
-            if not audit.refused:
-                raise
+    except RuntimeError:
+        if not audit.refused:
+            raise
     return Findings(audit, state)
 
 
@@ -64,13 +65,12 @@ def audit_training_step(
 def audit_evaluation(model: nn.Module, images: Tensor, precision: Precision) -> Findings:
     """A forward pass in evaluation mode on images (N, C, H, W)."""
     model.eval()
-    with audit_layout(model) as audit:
-        try:
-            with precision.autocast():
-                model(images)
-        except RuntimeError:
-            if not audit.refused:
-                raise
+    try:
+        with audit_layout(model) as audit, precision.autocast():
+            main_output(model(images))
+    except RuntimeError:
+        if not audit.refused:
+            raise
     return Findings(audit, wrong_parameters(model))
 
 

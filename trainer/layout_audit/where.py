@@ -125,7 +125,8 @@ class Locator:
         of, where = self._nodes.get(number, (None, Where(BACKWARD, UNKNOWN)))
         of = of or name
         # Gradients of a tensor with several uses are summed while the node that gave the last of them is current.
-        summed = op.startswith("add") and not of.lower().startswith("add")
+        # Python code that runs there is its own: it has a line, and no sum of gradients has one.
+        summed = own == UNKNOWN and op.startswith("add") and not of.lower().startswith("add")
         line = where.line if own == UNKNOWN else own
         return replace(where, pass_name=BACKWARD, line=line, of=ACCUMULATION if summed else of)
 
