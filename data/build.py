@@ -116,11 +116,15 @@ def open_loaders(
     """The loaders of one rank; ``share``: (rank, ranks)."""
     train_set, val_set = sources
     sampler, host = plan_loading(len(train_set), options, share, feed.device.type, on_bad)
-    mix = None
-    if options.mixup or options.cutmix:
-        mix = Mixer(options.mixup, options.cutmix, options.num_classes, options.seed, share[0])
-    train = TrainLoader(train_set, sampler, host, feed, mix)
+    train = TrainLoader(train_set, sampler, host, feed, build_mixer(options, share[0]))
     return train, ValLoader(val_set, options.val_batch_size, share, host, feed)
+
+
+def build_mixer(options: LoaderOptions, rank: int) -> Mixer | None:
+    """What mixes the images of a training batch; None where nothing does."""
+    if not (options.mixup or options.cutmix):
+        return None
+    return Mixer(options.mixup, options.cutmix, options.num_classes, options.seed, rank)
 
 
 def plan_loading(

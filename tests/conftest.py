@@ -64,6 +64,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 @pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On whatever machine the test runs."""
+    monkeypatch.setattr("trainer.environment.usable_cores", lambda: 8)
+
+
+@pytest.fixture
 def no_warning() -> Iterator[None]:
     """Any warning is an error."""
     with warnings.catch_warnings():

@@ -110,7 +110,7 @@ def try_case(group: Group, level: str, channels_last: str, folder: Path) -> dict
         "weight_distance": furthest(dict(stepper.model.named_parameters()), dict(alone.model.named_parameters())),
         "other_strides": other_strides(stepper, asked, gradients),
     }
-    facts = {"config": {}, "resolved": {}}
+    facts = {"config": {}, "resolved": {"num_classes": config.num_classes}}
     CheckpointSaver(folder if group.is_main else None, group, stepper, facts).save(Progress(), False)
     group.gather(0)  # the file is whole before the other rank reads it
     fresh = build_stepper(config, group, False).stepper

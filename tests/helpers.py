@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from data.folder import FolderError, scan_data_dir
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +88,11 @@ def folder_refused(folder: Path) -> str:
         scan_data_dir(str(folder))
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def taken(config: TrainConfig, *keys: str) -> tuple:
+    """The values of these settings."""
+    return tuple(getattr(config, key) for key in keys)
 
 
 def launch(

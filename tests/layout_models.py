@@ -68,12 +68,16 @@ class InPlaceHead(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-class Backward(Kind):
-    class InNCHW(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * 2
+class Doubled(torch.autograd.Function):
+    """For a backward pass of one's own."""
 
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Backward(Kind):
+    class InNCHW(Doubled):
         @staticmethod
         def backward(ctx: object, gradient: Tensor) -> Tensor:
             return gradient.contiguous()  # lost
@@ -121,11 +125,7 @@ class CaughtThenBroken(Caught):
 
 
 class RefusesGradient(Kind):
-    class Flat(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * 2
-
+    class Flat(Doubled):
         @staticmethod
         def backward(ctx: object, gradient: Tensor) -> Tensor:
             return gradient.view(len(gradient), -1).view_as(gradient)

@@ -24,6 +24,21 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def reads_of_each_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by a number for each training step from now on."""
+    counts: list[int] = []
+    step = Stepper.step
+
+    def watched(self: Stepper, *args: Any) -> int:
+        with Reads() as reads:
+            taken = step(self, *args)
+        counts.append(len(reads.seen))
+        return taken
+
+    monkeypatch.setattr(Stepper, "step", watched)
+    return counts
+
+
 def test_the_watch_sees_a_read():
     with Reads() as reads:
         torch.ones(2).sum().item()
@@ -46,16 +61,7 @@ def test_the_watch_sees_a_read():
     ids=lambda flags: "-".join(map(str, flags[1::2])),
 )
 def test_no_value_is_read_in_steps_that_are_not_logged(run, monkeypatch, flags):
-    counts: list[int] = []
-    step = Stepper.step
-
-    def watched(self: Stepper, *args: Any) -> int:
-        with Reads() as reads:
-            taken = step(self, *args)
-        counts.append(len(reads.seen))
-        return taken
-
-    monkeypatch.setattr(Stepper, "step", watched)
+    counts = reads_of_each_step(monkeypatch)
     waits: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(1))
     assert run(*flags, "--synthetic-size", 96, "--print-freq", 100, "--channels-last", "true") == 0

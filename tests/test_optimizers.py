@@ -11,14 +11,13 @@ import pytest
 import torch
 from helpers import load, rows
 from test_exact_resume import SYNTHETIC
-from test_no_sync import Reads
+from test_no_sync import reads_of_each_step
 from torch import nn
 from toy_models import tiny
 
 from trainer.config import TrainConfig
 from trainer.engine import Engine
 from trainer.optim import LRSchedule, build_optimizer, decay_groups
-from trainer.step import Stepper
 from trainer.validation import Scores, Validation
 
 CPU = torch.device("cpu")
@@ -109,16 +108,7 @@ def test_another_optimizers_state_is_told_and_left(run, capsys):
 
 @pytest.mark.parametrize("level", ["O0", "O2", "O3"])
 def test_without_a_fused_form_the_host_reads_once_a_step_and_says_so_once(run, monkeypatch, capsys, level):
-    counts: list[int] = []
-    step = Stepper.step
-
-    def watched(self: Stepper, *args: object) -> int:
-        with Reads() as reads:
-            taken = step(self, *args)
-        counts.append(len(reads.seen))
-        return taken
-
-    monkeypatch.setattr(Stepper, "step", watched)
+    counts = reads_of_each_step(monkeypatch)
     assert run("--opt", "rmsprop", "--opt-level", level, "--lr", 0.001, "--print-freq", 100) == 0
     assert counts == [1] * 4
     assert capsys.readouterr().out.count("has no fused form") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import taken
 
 from trainer import environment
 from trainer.config import KEYS, TrainConfig
@@ -14,13 +15,7 @@ from trainer.errors import UserError
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def taken(config: TrainConfig, *keys: str) -> tuple:
-    return tuple(getattr(config, key) for key in keys)
-
-
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+pytestmark = pytest.mark.usefixtures("eight_cores")
 
 
 def resolved(device: torch.device = CPU, classes: int | None = None, saved: dict | None = None, **asked) -> TrainConfig:

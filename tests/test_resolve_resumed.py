@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import taken
 
 from trainer import environment
 from trainer.cli import merge_with_checkpoint
@@ -14,13 +15,7 @@ from trainer.environment import resolve_config
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def taken(config: TrainConfig, *keys: str) -> tuple:
-    return tuple(getattr(config, key) for key in keys)
-
-
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+pytestmark = pytest.mark.usefixtures("eight_cores")
 
 
 # Going on from a checkpoint

@@ -261,7 +261,7 @@ def test_ctrl_c_ends_the_child_and_reports(tmp_path):
     """Real children of the fork server: the first model is measured, the second never ends by itself."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     options = [*OPTIONS[:-4], "--timing-warmup-steps", "1", "--output-dir", "out"]
-    command = [sys.executable, str(ROOT / "scripts/sweep.py"), "--models", "toy_models:tiny,toy_models:sleepy", *options,
+    command = [sys.executable, str(ROOT / "scripts/sweep.py"), "--models", "toy_models:plain,toy_models:sleepy", *options,
                "--steps", "20000", "--seconds-per-run", "1", "--", *FLAGS, "--cpu-heap", "default"]  # fmt: skip
     child = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "out/train/default/toy_models_sleepy/log.txt"

@@ -39,9 +39,7 @@ class Session:
             self.folder.release()
         if self.group is not None:
             self.group.close(agreed)
-        if self.signals is not None:
-            self.signals.restore()
-        self.files = self.folder = self.group = self.saver = self.signals = None
+        self.files = self.folder = self.group = self.saver = None
 
     def _write_status(self, state: str, why: str | None, code: int) -> None:
         try:
@@ -75,7 +73,7 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
         session.close("preempted", "interrupted", EXIT_INTERRUPTED, agreed=False)
         return EXIT_INTERRUPTED
     finally:
-        if session.signals is not None:  # whatever else passes through here, the caller gets its handlers back
+        if session.signals is not None:  # however it ends, the caller gets its handlers back
             session.signals.restore()
 
 

@@ -65,17 +65,22 @@ def _no_room() -> str:
 
 
 def _size() -> str:
-    try:
-        found = os.statvfs(SHARED_MEMORY)
-    except OSError:
+    room = _room()
+    if room is None:
         return SHARED_MEMORY
-    whole, free = (blocks * found.f_frsize / 2**20 for blocks in (found.f_blocks, found.f_bavail))
+    whole, free = (count / 2**20 for count in room)
     return f"{SHARED_MEMORY} has {whole:.3g} MiB, {free:.3g} of them free"
 
 
 def _is_full() -> bool:
+    room = _room()
+    return room is not None and room[1] < _LEAST_FREE
+
+
+def _room() -> tuple[int, int] | None:
+    """All of shared memory and what is free of it, in bytes; None where the system has none to ask."""
     try:
         found = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return False
-    return found.f_bavail * found.f_frsize < _LEAST_FREE
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -57,9 +57,8 @@ def translate(tokens: Sequence[str], known: Collection[str]) -> tuple[list[str],
     if {"-h", "--help"} & set(tokens[:end]) or not any(_is_foreign(token, known) for token in tokens[:end]):
         return list(tokens), []
     peers = {flag: peer for peer in read_peers() for flag in peer.flags if flag not in known}
-    first: list[
-        str
-    ] = []  # a bare alias goes before everything, so that the flag it stands for wins where both are given
+    # A bare alias goes before everything, so that the flag it stands for wins where both are given.
+    first: list[str] = []
     rest: list[str] = []
     notices: dict[str, None] = {}
     position = 0

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data.build import DataOptions, IndexOptions, LoaderOptions, open_indexes, open_sources, plan_loading
+from data.build import DataOptions, IndexOptions, LoaderOptions, build_mixer, open_indexes, open_sources, plan_loading
 from data.feed import DeviceFeed, FeedOptions
 from data.folder import FolderError
 from data.loaders import HostBatches, fail_on_bad
-from data.mixing import Mixer
 from trainer import build, environment
 from trainer.cli import parse
 from trainer.config import TrainConfig, pick
@@ -85,7 +84,8 @@ class ArmInProcess:
         self._profiler = StepProfiler(None, None, group.device)
         self._criterion = TrainingLoss()
         self._handed: list[tuple[Tensor, Tensor]] = []
-        self._feed = iter(DeviceFeed(self._hand(), _feed_options(config, group, self.stepper), _mixer(config)))
+        mixer = build_mixer(pick(LoaderOptions, config), 0)
+        self._feed = iter(DeviceFeed(self._hand(), _feed_options(config, group, self.stepper), mixer))
         self._steps: list[tuple[StepTimer, RunningSums]] = []
         self._losses: list[float | None] = []
         self._random = _random_state(group.device)
@@ -209,14 +209,6 @@ def build_arms(content: Mapping[str, Any]) -> tuple[SharedSteps, list[ArmInProce
 def _feed_options(config: TrainConfig, group: Group, stepper: Any) -> FeedOptions:
     memory_format = resolve_memory_format(config.channels_last)
     return FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
-
-
-def _mixer(config: TrainConfig) -> Mixer | None:
-    return (
-        Mixer(config.mixup, config.cutmix, config.num_classes or 0, config.seed, 0)
-        if config.mixup or config.cutmix
-        else None
-    )
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
