@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure arms of train.py against each other and say what the figures allow to say. See --help and README.md.
+"""Measure arms of train.py against each other and say what the figures allow to say. See --help and docs/comparing.md.
 
 python scripts/compare.py -- -a resnet50 --b 200 --opt-level O2 DIR       # contiguous against channels_last
 python scripts/compare.py --arm "eager:" --arm "compiled: --compile" -- -a resnet50 --b 64

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Channels-last against contiguous for one model after another, into one table. See --help and README.md.
+"""Channels-last against contiguous for one model after another, into one table. See --help and docs/comparing.md.
 
 python scripts/sweep.py --models tutorial-cpu --in-process --mode both -- -b 8 --synthetic-size 64
 python scripts/sweep.py --from runs/sweep --table docs/results/cpu.md
