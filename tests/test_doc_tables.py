@@ -14,7 +14,6 @@ import pytest
 import torch
 from helpers import make_folder, refused
 
-from trainer.cli import parse
 from trainer.flags import ROWS
 from trainer.peer_flags import read_peers
 from trainer.weights import weights_from_file
@@ -56,31 +55,6 @@ def test_every_flag_and_every_peer_flag_stands_in_its_page() -> None:
     assert [
         flag for peer in read_peers() for flag in peer.flags if f"`{flag}`" not in MIGRATING.replace("| DIR", "`DIR`")
     ] == []
-
-
-STARTS_TRAIN = re.compile(
-    r"^    (?:python|torchrun|NNODES|sbatch)\b[^#\n]*?(?<= |/)(?:train\.py|torchrun_multinode\.sh|slurm\.sbatch) ([^#\n]*)",
-    re.MULTILINE,
-)
-
-
-def commands_of(page: Path) -> list[str]:
-    """The arguments of train.py in a page's commands, without comments."""
-    return STARTS_TRAIN.findall(page.read_text(encoding="utf-8").replace("\\\n", " "))
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
-)
-def test_every_flag_of_a_documented_command_exists(page: Path, monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
-    for command in commands_of(page):
-        assert parse(shlex.split(command)).notices == [], command
-
-
-def test_commands_are_found() -> None:
-    assert len(commands_of(ROOT / "README.md")) >= 13
-    assert len(commands_of(ROOT / "docs/scale_out.md")) >= 4
 
 
 def test_there_is_a_command_for_each_script() -> None:

@@ -146,7 +146,7 @@ class Engine:
         self.stepper.refuse_no_images(train_means.images)
         scores = None
         if self._is_validated(progress.epoch):
-            scores = self.validation.run(val, progress.step)
+            scores = self.validate(val)
             if scores is None:  # asked to stop: the next start validates
                 self._save(sums)
                 return self._leave()
@@ -200,6 +200,10 @@ class Engine:
         self.saver.save(progress, is_best)
         self._epochs_here += 1
         self._stop |= self._epochs_here == self.options.stop_after_epochs
+
+    def validate(self, val: ValBatches) -> Scores | None:
+        """None where the run is asked to stop."""
+        return self.validation.run(val, self.progress.step)
 
     def _cross_boundary(self, sums: RunningSums, stopping: bool) -> bool:
         """Between two steps: save where that is due, by rank 0's clock too. True where the run is to leave,

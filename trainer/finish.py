@@ -97,7 +97,7 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
 def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
     _catch_signals(engine, session)
-    scores, progress = engine.validation.run(val, engine.progress.step), engine.progress
+    scores, progress = engine.validate(val), engine.progress
     if scores is None:
         assert engine.boundary.reason is not None
         raise Preempted(
