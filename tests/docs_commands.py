@@ -20,8 +20,55 @@ NO_COMMANDS = {
 }
 # Shown, and not run by tests/test_docs_commands.py: how they begin, and why not.
 _MAY_INSTALL = "installs packages from the network"
-NOT__RUN = f"-b 8 --image-size 32 --synthetic-size 400 --lr 0.0001 --cpu-heap default {SIZES}"
-RUN = {"compare.py": f"{_RUN} -a toy_models:tiny", "sweep.py": _RUN}
+NOT_RUN = {
+    "bash scripts/quickstart.sh": f"{_MAY_INSTALL}, then runs compare.py --config cpu_quick, which is run here",
+    "bash scripts/test.sh": f"{_MAY_INSTALL}, then runs these tests",
+    "pip install": _MAY_INSTALL,
+    "tensorboard --logdir": "a server without an end; tests/test_train_e2e.py reads the files that it shows",
+    "torchrun --help": "another project's text",
+    "torchrun --max-restarts N": "a flag's name in a sentence; tests/test_elastic.py restarts a run",
+    "sbatch scripts/launch/slurm.sbatch": "needs Slurm; tests/test_launch.py runs the file with stand-ins",
+    "kubectl create -f scripts/launch/trainjob.yaml": "needs a cluster; tests/test_launch.py checks the fields",
+    "NNODES=2 MASTER_ADDR=FIRST_MACHINE bash scripts/launch/torchrun_multinode.sh": "needs two machines; tests/test_launch.py "
+    "starts two agents with it",
+    "python scripts/doc_tables.py": "writes into the documents; tests/test_doc_tables.py runs it on a copy",
+}
+# Of commands that take over about five seconds when they are small already.
+SLOW = (
+    "torchrun",
+    "--compile",
+    "--nproc-per-node",
+    "drill.py",
+    "sweep.py",
+    "precision_matrix",
+    "check_parity.py",
+    "-b 16 --png",
+)
+# Programs whose name begins an inline command.
+_INLINE = re.compile(r"`((?:python|torchrun|bash|pip|sbatch|kubectl|tensorboard) [^`]+)`")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}[^\n]*\n)(?:(?: {4}[^\n]*)?\n)*")
+_LARGE = {"resnet50", "resnext50_32x4d", "timm:resnet50", "NAME"}  # resnet18 does for what these show
+_ARCH = ("-a", "--arch", "--model")
+SIZES = "-j 0 --tensorboard false -p 1"
+SHAPE = "--image-size 32 --val-image-size 32 --val-resize 36"
+# What makes each script's command small; of a flag given twice the later counts.
+SMALL = {
+    "audit_layout.py": "--num-classes 4 --image-size 64",
+    "bench_loader.py": "-b 4 -j 1 --image-size 32 --rounds 1 --warmup-rounds 0 --batches 2 --json out.json",
+    "check_parity.py": "-b 8 --image-size 64 --num-classes 4",
+    "compare.py": "--rounds 1 --steps 2 --timing-warmup-steps 1 --no-plots",
+    "drill.py": "--kills 1",
+    "layout_cost.py": "-b 2 --image-size 32 --rounds 2 --warmup-rounds 0 --min-time-ms 1 --cpu-heap default --json out.json",
+    "prepare_folder.py": "--workers 1",
+    "profile_layers.py": "-b 2 --image-size 32 --num-classes 4 --rounds 2 --warmup-rounds 0 --min-time-ms 1 --cpu-heap default "
+    "--json out.json",
+    "sweep.py": "--models resnet18 --rounds 1 --steps 2 --timing-warmup-steps 1",
+}
+# Flags of train.py after a script's own: what its runs get.
+RUN = dict.fromkeys(
+    ("compare.py", "sweep.py"), f"-b 8 --image-size 32 --synthetic-size 400 --lr 0.0001 --cpu-heap default {SIZES}"
+)
 
 
 class Command(NamedTuple):
@@ -101,16 +148,16 @@ def small(command: Command) -> list[str]:
         return small_training(words)
     own, bar, flags = _split(words)
     if not {"--from", "--resume"} & set(own):
-        large = _arch_of(own) in _LARGE
-        own += [*shlex.split(SMALL.get(command.script, "")), *(["-a", "resnet18"] if large else [])]
+        arch = _arch_of(own)
+        own += shlex.split(SMALL.get(command.script, ""))
+        own += ["-a", "resnet18"] if arch in _LARGE else []
         if command.script in RUN:
-            bar, flags = ["--"], [*flags, *shlex.split(RUN[command.script])]
+            arch = ["-a", "resnet18"] if command.script == "compare.py" else []
+            flags, bar = [*flags, *shlex.split(RUN.get(command.script, "")), *arch], ["--"]
     elif "--rounds" in own:
         own += ["--rounds", "2"]
     if "--input-shape" in own:
         own = own[: own.index("--image-size", own.index("--input-shape"))]
-    if "--shape" in own:
-        own[own.index("--shape") + 1] = "2,16,8,8"
     return [*own, *bar, *flags]
 
 
