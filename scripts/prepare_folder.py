@@ -46,6 +46,7 @@ from resize_image import Job, Outcome, Work, WriteError, prepare  # noqa: E402
 
 from data.listing import SUFFIXES, FolderError, list_images  # noqa: E402
 from trainer.errors import EXIT_BAD_DATA, EXIT_ERROR, EXIT_OK, RunError, UserError  # noqa: E402
+from trainer.one_line import printable  # noqa: E402
 
 BAD = "bad_images.txt"
 _JPEG = (".jpg", ".jpeg")
@@ -170,7 +171,7 @@ def report(out: Path, done: Iterable[Outcome]) -> int:
     if lines:
         write_text(out / BAD, "\n".join(lines) + "\n")
         for line in lines[:_SHOWN]:
-            note("bad: " + line.replace("\t", ": ").encode("utf-8", "backslashreplace").decode())
+            note(printable("bad: " + line.replace("\t", ": ")))
         note(f"{counted(len(lines), 'bad image')} listed in {out / BAD}")
     else:
         (out / BAD).unlink(missing_ok=True)
