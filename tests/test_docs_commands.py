@@ -84,6 +84,7 @@ def sandbox(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     shutil.copytree(toys, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))  # of runs in processes of their own
     return tmp_path
 
 
