@@ -78,6 +78,10 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     """The four charts as a PNG."""
     from ab.plots import COLOURS, pyplot
 
+    styles: list[dict[str, Any]] = [
+        {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", ":")[place // len(COLOURS) % 3]}
+        for place in range(len(runs))
+    ]
     figure, axes = pyplot.subplots(2, 2, figsize=(12, 7.5), dpi=110, layout="constrained")
     charts = (
         ("loss", axes[0, 0], "loss", "train_loss", "val_loss"),
@@ -89,8 +93,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         one.set(title=title, xlabel="step")
         one.spines[["top", "right"]].set_visible(False)
         one.grid(alpha=0.25)
-        for place, run in enumerate(runs):
-            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", ":")[place // len(COLOURS) % 3]}
+        for run, style in zip(runs, styles, strict=True):
             found = points(run.steps, key)
             marker = "." if len(found[0]) == 1 else None  # a line of one point would not be seen
             one.plot(*found, marker=marker, linewidth=1, alpha=0.5 if of_epoch else 1, **style)
@@ -99,8 +102,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             if of_val:
                 one.plot(*points(run.epochs, of_val), "o", markersize=5, color=style["color"])
     axes[1, 0].set_ylim(bottom=0)
-    handles = [pyplot.Line2D([], [], color=COLOURS[place % len(COLOURS)], label=run.name,
-                             linestyle=("-", "--", ":")[place // len(COLOURS) % 3]) for place, run in enumerate(runs)]  # fmt: skip
+    handles = [pyplot.Line2D([], [], label=run.name, **style) for run, style in zip(runs, styles, strict=True)]
     handles += [
         pyplot.Line2D([], [], color="#555555", linewidth=1, alpha=0.5, label="logged steps"),
         pyplot.Line2D([], [], color="#555555", linewidth=2, label="whole epochs"),

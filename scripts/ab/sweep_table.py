@@ -23,7 +23,7 @@ def markdown(contents: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path]
     measured = [row for row in rows if row["state"] == "measured"]
     lines = ["# Channels-last against contiguous, model by model", ""]
     lines += [f"- Machine: {text}" for text in machines(measured)]
-    lines += [f"- Method: {_method(content)}" for content in contents[:1]]
+    lines += [f"- Method: {method}" for method in dict.fromkeys(map(_method, contents))]
     lines += [f"- Flags: `{flags}`" for flags in dict.fromkeys(" ".join(content["common"]) for content in contents)]
     for name, flags in _settings(contents).items():
         lines.append(f"- Setting {name}: `{flags}`" if flags else f"- Setting {name}: no flags of its own")
