@@ -26,8 +26,8 @@ Outcome = tuple[str, str | None]
 
 
 def refuse_launchers(config: TrainConfig) -> None:
-    """Both commands run in one process; raises UserError where torchrun started several."""
-    for key in ("check_data", "bench_data"):
+    """These run in one process; raises UserError where torchrun started several."""
+    for key in ("check_data", "bench_data", "summary"):
         if getattr(config, key):
             refuse_ranks(flag_of(key), read_ranks())
 

@@ -32,7 +32,7 @@ def run(
     import data_commands
     from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources
     from data.feed import FeedOptions
-    from trainer import banner, begin, build, environment, finish, resume, resumed_data
+    from trainer import banner, begin, build, environment, finish, resume, resumed_data, summary
     from trainer.bad_images import BadImages
     from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
@@ -55,13 +55,14 @@ def run(
     if config.bench_data:
         return data_commands.bench_data(sources[0], config, group, sizes)
     resumed_data.check_data(start, config, classes, contents_of(indexes, sources))
-
     # Model -> SyncBN -> device -> memory format -> precision -> optimizer -> DDP -> compile -> average.
     banner.say_request(console, start.config, config, group.device, threads)
     built = build.build_stepper(config, group, new_weights=start.checkpoint is None, train_images=sizes["train"])
     stepper = built.stepper
     config = config.replace(cpu_heap=built.heap["choice"], channels_last=built.channels_last)
     banner.say_precision(console, stepper.precision, stepper.model, config.image_size or 0)
+    if config.summary:
+        return summary.say_summary(config, built, console)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
     stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes)

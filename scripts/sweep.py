@@ -106,7 +106,7 @@ def conclude(folders: Sequence[Path], args: Namespace) -> None:
     """The table and charts of all rows, in the first folder and where --table says."""
     from ab.sweep_plots import draw_modes
 
-    contents = [sweep_record.load(folder) for folder in folders]
+    contents = sweep_record.without_replaced([sweep_record.load(folder) for folder in folders])
     rows = [row for content in contents for row in content["rows"]]
     for path in [folders[0] / "sweep.md", *([Path(args.table)] if args.table else [])]:
         path.parent.mkdir(parents=True, exist_ok=True)

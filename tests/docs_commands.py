@@ -26,7 +26,7 @@ NOT_RUN = {
     "pip install": _MAY_INSTALL,
     "tensorboard --logdir": "a server without an end; tests/test_train_e2e.py reads the files that it shows",
     "torchrun --help": "another project's text",
-    "torchrun --max-restarts N": "a flag's name in a sentence; tests/test_elastic.py restarts a run",
+    "torchrun --max-restarts": "a flag's name in a sentence; tests/test_elastic.py restarts a run",
     "sbatch scripts/launch/slurm.sbatch": "needs Slurm; tests/test_launch.py runs the file with stand-ins",
     "kubectl create -f scripts/launch/trainjob.yaml": "needs a cluster; tests/test_launch.py checks the fields",
     "NNODES=2 MASTER_ADDR=FIRST_MACHINE bash scripts/launch/torchrun_multinode.sh": "needs two machines; tests/test_launch.py "

@@ -189,7 +189,7 @@ def test_a_checkpoint_never_fills_the_settings_of_one_start() -> None:
         "prof": 4, "evaluate": True, "start_epoch": 1, "rescan": True, "check_data": "full", "json": True,
         "step_times": True, "audit_layout": False, "dist_timeout": 20.0,
     }  # fmt: skip
-    assert {*one_start, "bench_data"} == set(PER_START)  # which --check-data excludes
+    assert {*one_start, "bench_data", "summary"} == set(PER_START)  # which --check-data excludes
     run = {"batch_size": 8, "data_dir": "/images"}
     saved = {**vars(TrainConfig(**run)), **one_start}
     assert merge_with_checkpoint({}, saved) == TrainConfig(**run)

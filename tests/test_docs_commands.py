@@ -99,7 +99,7 @@ def prepare(command: Command, sandbox: Path) -> None:
 def test_commands_are_found() -> None:
     by_page = {command.where for command in COMMANDS}
     assert {"README.md", "CONTRIBUTING.md", "comparing.md", "data.md", "precision.md", "training.md"} <= by_page
-    assert {"scale_out.md", "migrating.md", "configs/cpu_small.yaml", "configs/ab/resnet50_o2.yaml"} <= by_page
+    assert {"scale_out.md", "migrating.md", "configs/resnet50_90.yaml", "configs/ab/resnet50_o2.yaml"} <= by_page
     assert len(COMMANDS) >= 80
     assert sum(command.launched for command in RUN) >= 10
 

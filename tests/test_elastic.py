@@ -95,6 +95,14 @@ def test_a_frozen_rank_ends_the_run_with_a_sentence(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_0_that_is_frozen_in_what_it_does_alone_ends_the_run(tmp_path):
+    worker = Path(__file__).parent / "frozen_start_worker.py"
+    done = torchrun(tmp_path, 2, worker, *SMALL, "-a", "toy_models:tiny", "--b", 4, "--dist-timeout", 3)
+    assert done.returncode == 1
+    assert done.stderr.count("error: another process of this run gave no answer for 3 s (--dist-timeout)") == 1
+
+
+@pytest.mark.slow
 def test_a_rank_that_has_gone_is_named_as_the_cause(tmp_path):
     done = launch(tmp_path, 2, *FLAGS, "--output-dir", "run", env={"TOY_SIGNALS": "SIGKILL train 3 1"})
     assert done.returncode == 1

@@ -109,6 +109,7 @@ TABLE: list[tuple[str, Any, Any, Any]] = [
     ("--stop-after-epochs", "1", 1, None),
     ("--stop-after-steps", "1", 1, None),
     ("--timing-warmup-steps", "2", 2, 5),
+    ("--summary", "true", True, False),
     ("--step-times", "true", True, False),
     ("--traceback", "true", True, False),
     ("--dist-timeout", "20", 20.0, 300.0),

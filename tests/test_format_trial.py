@@ -148,7 +148,7 @@ def test_equal_formats_are_rarely_told_apart():
 
 
 def test_compile_is_said_to_be_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(format_trial, "_arm", lambda *arguments: None)
+    monkeypatch.setattr(format_trial, "made_up_step", lambda *arguments: None)
     monkeypatch.setattr(format_trial, "take_turns", lambda *arguments: planted([1.5] * 20))
     for compiled in (False, True):
         config = TrainConfig(compile=compiled)

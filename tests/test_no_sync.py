@@ -56,6 +56,7 @@ def test_the_watch_sees_a_read():
         ["--opt-level", "O2", "--amp-dtype", "float16", "--loss-scale", "dynamic"],
         ["--opt-level", "O2", "--amp-dtype", "float16", "--loss-scale", 128, "--clip-grad-norm", 1],
         ["--opt-level", "O0", "--mixup", 0.2, "--cutmix", 1],
+        ["--tensorboard", "true"],
         ["--opt-level", "O3", "--amp-dtype", "bfloat16", "--model-ema", 0.99],
     ],
     ids=lambda flags: "-".join(map(str, flags[1::2])),

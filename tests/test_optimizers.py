@@ -157,8 +157,8 @@ def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     original = Validation.run
     left = iter(values)
 
-    def run(self: Validation, val: object) -> Scores:
-        scores = original(self, val)
+    def run(self: Validation, val: object, step: int) -> Scores:
+        scores = original(self, val, step)
         main = type(scores.main)(scores.main.loss, next(left), 100.0, scores.main.images)
         return Scores(main)
 

@@ -222,6 +222,17 @@ def test_tables_are_written_again_from_several_folders(measure):
     assert f"| {CLOCK} | half |" in text
 
 
+def test_a_later_sweep_takes_the_place_of_an_earlier_ones_row(measure):
+    for folder, flags in (("out", FLAGS), ("other", [*FLAGS, "--lr", "0.001"])):
+        words = [word if word != "out" else folder for word in OPTIONS]
+        assert sweep.main(["--models", CLOCK, *words, *HEAPS[:2], "--", *flags], measure) == 0
+    assert sweep.main(["--from", "out", "other", "--table", "cpu.md"]) == 0
+    text = Path("cpu.md").read_text()
+    assert text.count(f"| {CLOCK} | default |") == 1
+    assert text.count("- Flags: ") == 2
+    assert "| train | default | 1 |" in text
+
+
 def test_mistakes_are_one_sentence(measure, capsys):
     for words, part in [
         ([], "--models tutorial-gpu"),

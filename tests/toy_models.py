@@ -305,3 +305,8 @@ class PoisonedByImages(Tiny):
 
 def bad_images_sixth(num_classes: int) -> nn.Module:
     return PoisonedByImages(num_classes, {5})
+
+
+def dropping_pixels(num_classes: int) -> nn.Module:
+    """Dropout over a 4-D tensor: its mask follows the order of memory."""
+    return nn.Sequential(nn.Dropout(0.5), Tiny(num_classes))

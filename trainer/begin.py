@@ -15,6 +15,7 @@ from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
 from trainer.errors import RunError, UserError
 from trainer.exits import Session
+from trainer.gallery import Gallery
 from trainer.layout_audit.hook import first_step_audit
 from trainer.memory_format import memory_format_name, resolve_memory_format
 from trainer.optim import LRSchedule
@@ -113,10 +114,12 @@ def open_engine(
     session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    if config.tensorboard:
+        engine.validation.gallery = Gallery(group, facts["classes"], config.mean or (), config.std or ())
     engine.validation.follows_average = config.ema_eval
     if config.rewind:
         engine.rewinder = Rewinder(folder, group, stepper, report)
-    engine.step_times = StepTimes(config.step_times, folder, group)
+    engine.step_times = StepTimes(config.step_times, folder, group, None if config.compile else stepper.model)
     engine.first_step = first_step_audit(config, stepper, console, session.files, folder, group)
     return engine
 

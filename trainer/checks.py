@@ -116,6 +116,9 @@ def _check_pairs(config: TrainConfig) -> None:
         )
     if config.audit_layout and config.evaluate:
         raise UserError("--audit-layout audits the first training step, and --evaluate has none: drop one of them")
+    for key in ("evaluate", "check_data", "bench_data"):
+        if config.summary and getattr(config, key):
+            raise UserError(f"--summary and {flag_of(key)} each end the run: give one of them")
     if config.amp_dtype == "bfloat16" and config.loss_scale not in (None, 1.0):
         raise UserError("--amp-dtype bfloat16 has float32's range and needs no loss scale: drop --loss-scale")
     if config.lr_schedule == "cosine" and (config.lr_milestones or config.lr_step_size):

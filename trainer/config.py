@@ -28,6 +28,7 @@ PER_START = (
     "check_data",
     "bench_data",
     "json",
+    "summary",
     "audit_layout",
     "dist_timeout",
 )
@@ -138,6 +139,7 @@ class TrainConfig:
     stop_after_epochs: int | None = None
     stop_after_steps: int | None = None
     evaluate: bool = False
+    summary: bool = False
     seed: int = 0
     deterministic: bool = False
     print_freq: int = 10

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.errors import LostRank, RunError, UserError
+from trainer.heartbeat import beating, wait_while_beating
 
 T = TypeVar("T")
 FAREWELL_SECONDS = 5.0
@@ -154,14 +155,15 @@ class Group:
     def on_main(self, function: Callable[[], T]) -> T:
         """Run ``function`` on rank 0 and hand its result, or its RunError, to every rank.
 
-        The others wait in the store, not in a collective: listing a large folder or a download may
-        take longer than the group's timeout. Another error of rank 0 ends them silently, with exit code 1.
+        The others wait in the store, not in a collective: listing a large folder or a download may take longer than
+        the group's timeout, which here holds for signs of life. Another error of rank 0 ends them silently, with exit code 1.
         """
         outcome: list[Any] = [None, None]
         failure: Exception | None = None
         if self.is_main:
             try:
-                outcome[0] = function()
+                with beating(self._store, self._timeout) if self.active else contextlib.nullcontext():
+                    outcome[0] = function()
             except RunError as error:
                 error.on_every_rank = True
                 outcome[1] = failure = error
@@ -174,7 +176,7 @@ class Group:
             if self.is_main:
                 self._store.set(key, "over")
             else:
-                self._store.wait([key], timedelta(days=7))
+                wait_while_beating(self._store, key, self._timeout)
             dist.broadcast_object_list(outcome, src=0)
         if failure is not None:
             raise failure

@@ -106,6 +106,8 @@ class Engine:
         """One epoch from where ``progress`` stands, its validation and checkpoint; False when the run is to stop."""
         progress = self.progress
         plans, batches = train.epoch(progress.epoch, progress.samples_in_epoch)
+        if self.validation.gallery is not None:
+            batches = self.validation.gallery.first_kept(batches)
         left = train.sampler.steps_left()
         # The last step of an epoch may be a short one.
         done = progress.samples_in_epoch // train.sampler.global_batch_size if left else train.steps_in_epoch
@@ -201,7 +203,7 @@ class Engine:
 
     def validate(self, val: ValBatches) -> Scores | None:
         """None where the run is asked to stop."""
-        return self.validation.run(val)
+        return self.validation.run(val, self.progress.step)
 
     def _cross_boundary(self, sums: RunningSums, stopping: bool) -> bool:
         """Between two steps: save where that is due, by rank 0's clock too. True where the run is to leave,

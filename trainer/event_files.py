@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer.append_file import tell_failed_write
+
+# The custom scalars tab: charts side by side, of the tags that these patterns match.
+LAYOUT = {
+    "training": {
+        "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],
+        "speed (images a second)": ["Multiline", ["^perf/images_per_sec_total$"]],
+        "data wait (share of the time)": ["Multiline", ["^perf/data_wait_share$"]],
+    }
+}
 
 
 class EventFiles:
@@ -52,6 +62,7 @@ class EventFiles:
         plain = {
             key: value if isinstance(value, (bool, int, float)) else _encodable(str(value))
             for key, value in settings.items()
+            if value is not None  # the text None in a column of numbers would not sort
         }
 
         def write(writer: Any) -> None:
@@ -63,6 +74,18 @@ class EventFiles:
                 writer.add_scalar(tag, value, step)
 
         self._write(write)
+
+    def add_image(self, tag: str, picture: Any, step: int) -> None:
+        """``picture``: uint8 array (H, W, 3)."""
+        self._write(lambda writer: writer.add_image(tag, picture, step, dataformats="HWC"))
+
+    def add_histogram(self, tag: str, values: list[float], step: int) -> None:
+        """Of the finite ones among ``values``; nothing where there are none."""
+        finite = [value for value in values if math.isfinite(value)]
+        if finite:
+            import numpy as np
+
+            self._write(lambda writer: writer.add_histogram(tag, np.array(finite), step))
 
     def purge(self, step: int) -> None:
         """Points from ``step`` on are void: a new file, which says so, follows."""
@@ -113,6 +136,7 @@ class EventFiles:
             return
         _keep_writing_threads_quiet()
         self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        self._writer.add_custom_scalars(LAYOUT)
         for tag, text in self._texts.items():
             self._writer.add_text(tag, _as_code(text), (self._purge_step or 1) - 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import KEYS, NOT_IN_FILE, PER_START, TrainConfig
+from trainer.config import KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
 from trainer.errors import OutOfMemory, Preempted
 from trainer.exits import Session
@@ -33,9 +33,9 @@ def fit(
     progress = engine.progress  # another one after a rewind
     if done and _early(engine):
         engine.report.console.say(f"stopped after epoch {progress.epoch - 1}{_early(engine)}")
-    if session.files is not None and done:
-        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *PER_START)}
-        session.files.add_hparams(settings, {"hparam/best_val_acc1": progress.best_acc1}, progress.step)
+    if session.files is not None and (done or progress.best_epoch < 0):
+        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *MATCH_IGNORES)}
+        session.files.add_hparams(settings, _sorted_by(engine), progress.step)
     best = (
         f"best Prec@1 {progress.best_acc1:.3f} at epoch {progress.best_epoch}"
         if progress.best_epoch >= 0
@@ -51,6 +51,16 @@ def fit(
             engine.boundary.reason.exit_code,
         )
     return ("done", None) if done else ("preempted", "stopped as asked, before the last epoch")
+
+
+def _sorted_by(engine: Engine) -> dict[str, float]:
+    """What runs are sorted by in TensorBoard's hparams tab; a run of an A/B stops before its first validation."""
+    found, speed = {}, engine.report.mean_images_per_sec
+    if engine.progress.best_epoch >= 0:
+        found["hparam/best_val_acc1"] = engine.progress.best_acc1
+    if speed is not None:
+        found["hparam/images_per_sec"] = speed
+    return found
 
 
 def _early(engine: Engine) -> str:

@@ -101,7 +101,10 @@ def choose_format(
 
     with nothing_left_behind(device):
         try:
-            arms = {channels_last: _arm(build(channels_last), channels_last, config) for channels_last in (False, True)}
+            arms = {
+                channels_last: made_up_step(build(channels_last), channels_last, config)
+                for channels_last in (False, True)
+            }
             start = clock()
             rounds = take_turns(arms, limits, clock)
             seconds = clock() - start
@@ -176,8 +179,8 @@ def _left_out(config: TrainConfig) -> str:
     return "; timed without --compile" if config.compile else ""
 
 
-def _arm(stepper: Stepper, channels_last: bool, config: TrainConfig) -> Callable[[], None]:
-    """One optimizer step on a made-up batch, at a learning rate of 0: what it takes, not what it learns."""
+def made_up_step(stepper: Stepper, channels_last: bool, config: TrainConfig) -> Callable[[], None]:
+    """One optimizer step on a made-up batch of ``config``, at a learning rate of 0: what it takes, not what it learns."""
     device = stepper.precision.device
     images, target = _made_up_batch(config, stepper.precision.input_dtype, device)
     images = images.to(memory_format=resolve_memory_format(channels_last))

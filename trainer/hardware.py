@@ -80,15 +80,28 @@ def expected_memory(
     model: nn.Module, image_size: int, batch_size: int, activation_share: float, bytes_a_parameter: int
 ) -> int | None:
     """Bytes a training step of a float32 ``model`` needs: ``bytes_a_parameter`` for weights, gradients and
-    state, and the activations that a forward of 2 images saves for the backward pass, scaled to
-    ``batch_size`` and by ``activation_share`` (0.5 where they will be half precision).
+    state, and ``saved_activations``, scaled by ``activation_share`` (0.5 where they will be half precision).
 
-    Runs on the meta device: no memory, no random numbers. None for a model that cannot run there.
+    None for a model that cannot run on the meta device.
+    """
+    saved = saved_activations(model, image_size)
+    if saved is None:
+        return None
+    total, largest = saved
+    state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
+    # Backward adds the gradients of the largest activation and of what it was made from.
+    return int(state + (total + 2 * largest) * activation_share * batch_size)
+
+
+def saved_activations(model: nn.Module, image_size: int) -> tuple[float, float] | None:
+    """Bytes an image that a forward pass of 2 images saves for the backward pass: all of them, the largest one.
+
+    Runs on the meta device in float32: no memory, no random numbers. None for a model that cannot run there.
     """
     import copy
 
     try:
-        twin = copy.deepcopy(model).to("meta").train()
+        twin = copy.deepcopy(model).to("meta", torch.float32).train()
         sizes: dict[int, int] = {}
         # By storage: a linear layer saves a view of its weight.
         own = {tensor.untyped_storage()._cdata for tensor in (*twin.parameters(), *twin.buffers())}
@@ -105,10 +118,7 @@ def expected_memory(
             twin(torch.empty(2, 3, image_size, image_size, device="meta"))
     except Exception:
         return None
-    state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
-    # Backward adds the gradients of the largest activation and of what it was made from.
-    activations = sum(sizes.values()) + 2 * max(sizes.values(), default=0)
-    return int(state + activations * activation_share * batch_size / 2)
+    return sum(sizes.values()) / 2, max(sizes.values(), default=0) / 2
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:

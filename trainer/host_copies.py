@@ -18,11 +18,11 @@ class HostCopies:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._buffers: dict[str, Tensor] = {}
+        self._asked: list[tuple[Tensor, Tensor]] = []  # buffer and what it is to hold
         self._copied: Any = None
 
-    @torch.no_grad()
     def take(self, name: str, value: Any) -> Any:
-        """A copy of a tensor; any other value as it is."""
+        """Where a tensor's copy will lie once ``copy`` was called; any other value as it is."""
         if not isinstance(value, Tensor):
             return value
         dtype = torch.float32 if value.is_floating_point() else value.dtype
@@ -30,11 +30,16 @@ class HostCopies:
         if buffer is None or buffer.shape != value.shape or buffer.dtype is not dtype:
             buffer = torch.empty(value.shape, dtype=dtype, pin_memory=self._cuda)
             self._buffers[name] = buffer
-        buffer.copy_(value.detach(), non_blocking=self._cuda)
+        self._asked.append((buffer, value.detach()))
         return buffer
 
-    def mark(self) -> None:
-        """All copies of a save are queued."""
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Make all the copies that were asked for; in one call, as most tensors are small."""
+        if self._asked:
+            buffers, values = zip(*self._asked, strict=True)
+            torch._foreach_copy_(buffers, values, non_blocking=self._cuda)
+            self._asked.clear()
         if self._cuda:
             self._copied = torch.cuda.Event()
             self._copied.record()

@@ -26,6 +26,8 @@ class Reporter:
         self.files = files
         self._group = group
         self._workers = workers
+        self.mean_images_per_sec: float | None = None  # of the epoch's steps so far, over all ranks
+        self._seen: dict[str, list[float]] = {"train/grad_norm": [], "train/loss_scale": []}  # of its logged steps
 
     def step(
         self,
@@ -39,6 +41,9 @@ class Reporter:
         """A logged step. ``place``: (step in the epoch, steps in it); ``means``: since the last line, and of the epoch."""
         speed = timer.line()
         window, running = means
+        self.mean_images_per_sec = speed["mean_images_per_sec"]
+        self._seen["train/grad_norm"].append(health.grad_norm)
+        self._seen["train/loss_scale"].append(health.loss_scale)
         self.console.say(train_line(progress.epoch, *place, speed, window, running))
         if self.files is None:
             return
@@ -90,7 +95,11 @@ class Reporter:
                 self.console.notice(line)
         if self.files is not None:
             self.files.add_epoch(record)
+            for tag, values in self._seen.items():
+                self.files.add_histogram(f"{tag}_of_epoch", values, progress.step)
             self.files.flush()
+        for values in self._seen.values():
+            values.clear()
 
     def saved(self, written: Written, background: bool) -> None:
         """A checkpoint is on disk."""

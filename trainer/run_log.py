@@ -130,6 +130,17 @@ class RunFiles:
         self._events.purge(step + 1)
         self._write_json({"kind": "rewind", **record})
 
+    def add_image(self, tag: str, picture: Any, step: int) -> None:
+        """``picture``: uint8 array (H, W, 3)."""
+        self._events.add_image(tag, picture, step)
+
+    def add_scalars(self, values: dict[str, float], step: int) -> None:
+        """For TensorBoard alone; ``values`` by tag."""
+        self._events.add_points({tag: tag for tag in values}, {**values, "step": step})
+
+    def add_histogram(self, tag: str, values: list[float], step: int) -> None:
+        self._events.add_histogram(tag, values, step)
+
     def add_later(self, tag: str, text: str) -> None:
         self._events.add_later(tag, text)
 

@@ -95,7 +95,7 @@ class CheckpointSaver:
             return
         states = [(generators, window) for generators, window, _ in ranks]
         content = {**self._facts, **snapshot_content(self._stepper, progress, states, self._copies)}
-        self._copies.mark()
+        self._copies.copy()
         self._writer.start(content, is_best, self._parameters, time.perf_counter() - started)
         if not self._background:
             self._collect(wait=True)

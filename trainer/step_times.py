@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.append_file import AppendFile
 from trainer.distributed import Group
+from trainer.dropout_order import watch_dropout
 from trainer.hardware import peak_memory_gib
 from trainer.metrics import RunningSums, means_of
 from trainer.timing import StepTimer
@@ -27,11 +28,13 @@ LOSSES_KEPT = 100  # first steps of an epoch whose losses are kept: 32 bytes eac
 class StepTimes:
     """Per-step figures of one epoch after another; does nothing unless ``enabled``, which all ranks agree on.
 
-    ``folder``: the run folder on the rank that writes, None elsewhere.
+    ``folder``: the run folder on the rank that writes, None elsewhere. ``model``: whose dropouts are watched for masks
+    in the order of memory; None: a compiled one, of which nothing is known.
     """
 
-    def __init__(self, enabled: bool, folder: Path | None, group: Group) -> None:
+    def __init__(self, enabled: bool, folder: Path | None, group: Group, model: nn.Module | None = None) -> None:
         self.enabled = enabled
+        self._ordered_dropout = watch_dropout(model) if enabled and model is not None else []
         self._file = AppendFile(folder / FILE) if folder is not None else None
         self._group = group
         self._timer: StepTimer | None = None
@@ -66,6 +69,7 @@ class StepTimes:
             "planned_steps": timer.planned_steps,
             **timer.per_step(),
             "losses": losses,
+            "ordered_dropout": self._ordered_dropout,
             "skipped_steps": skipped_steps,
             "peak_memory_gib": peak_memory_gib(self._group.device),
         }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.boundary import Boundary
 from trainer.distributed import Group
+from trainer.gallery import Gallery
 from trainer.metrics import Means, RunningSums, means_of
 from trainer.models import TrainingLoss, main_output
 from trainer.report import Reporter
@@ -58,15 +59,20 @@ class Validation:
         self._clock = clock
         self._print_freq = print_freq
         self._boundary = boundary
+        self.gallery: Gallery | None = None  # sees every batch, where it is wanted
         self.follows_average = False
 
     @torch.no_grad()
-    def run(self, val: ValBatches) -> Scores | None:
-        """Loss and accuracy over every validation image once, over all ranks; None where the run is asked to stop."""
+    def run(self, val: ValBatches, step: int) -> Scores | None:
+        """Loss and accuracy over every validation image once, over all ranks, after ``step`` optimizer steps; None where
+        the run is asked to stop."""
         precision, models = self._stepper.precision, self._models()
         criterion = TrainingLoss()
         sums = {name: RunningSums(self._group.device) for name in models}
-        shown = sums["ema" if self.follows_average else "raw"]
+        counts = "ema" if self.follows_average else "raw"
+        shown = sums[counts]
+        if self.gallery is not None:
+            self.gallery.start_validation()
         timer = StepTimer(self._clock, 0, len(val))
         self._report.console.start_bar("validation", len(val))
         for index, (images, target) in enumerate(val):
@@ -75,6 +81,8 @@ class Validation:
                     with precision.autocast():
                         output = main_output(model(images))
                     sums[name].add(criterion(output, target), output, target)
+                    if self.gallery is not None and name == counts:
+                        self.gallery.add(images, output, target)
             timer.step_done(len(target) * self._group.world_size)
             self._report.console.advance()
             if self._group.is_main and (index == 0 or (index + 1) % self._print_freq == 0 or index + 1 == len(val)):
@@ -93,6 +101,8 @@ class Validation:
             self._report.console.say(
                 f" * {'EMA ' if name == 'ema' else ''}Prec@1 {means.acc1:.3f} Prec@5 {means.acc5:.3f}"
             )
+        if self.gallery is not None:
+            self.gallery.write(self._report.files, step)
         if self.follows_average:
             return Scores(found["ema"], found["ema"], found["raw"])
         return Scores(found["raw"], found.get("ema"))

@@ -19,6 +19,7 @@ from trainer import build, environment
 from trainer.cli import parse
 from trainer.config import TrainConfig, pick
 from trainer.distributed import Group
+from trainer.dropout_order import watch_dropout
 from trainer.errors import UserError
 from trainer.exits import Session
 from trainer.hardware import peak_memory_gib
@@ -78,6 +79,7 @@ class ArmInProcess:
         self.resolved = {key: _plain(value) for key, value in dataclasses.asdict(self.config).items()}
         self.stepper = built.stepper
         self.skipped_steps = 0
+        self.ordered_dropout = watch_dropout(self.stepper.model)
         self._inference = inference
         self._group, self._clock = group, Clock(group.device)
         self._schedule, _ = build.build_schedule(config, global_batch, steps_in_epoch)

@@ -82,6 +82,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             "losses": epochs[0]["losses"],
             "skipped_steps": epochs[-1]["skipped_steps"],
             "peak_memory_gib": epochs[-1]["peak_memory_gib"],
+            "ordered_dropout": epochs[0]["ordered_dropout"],
             "final": {key: final[-1][key] for key in keys} if final else None,
             "resolved": resolved,
             "environment": environment,

@@ -92,7 +92,13 @@ def build_parser() -> Parser:
     add("--seconds-per-run", type=float, metavar="S")
     add("--max-minutes", type=float, metavar="M", help="start no measurement that would end later than this")
     add("--output-dir", metavar="DIR", help="where everything goes (runs/sweep-<date-time>)")
-    add("--from", dest="redraw", nargs="+", metavar="DIR", help="write the table of these sweeps again, without a run")
+    add(
+        "--from",
+        dest="redraw",
+        nargs="+",
+        metavar="DIR",
+        help="write the table of these sweeps again, without a run; a later one's row takes an earlier one's place",
+    )
     add("--table", metavar="FILE.md", help="write the table there too, its pictures beside it")
     return parser
 

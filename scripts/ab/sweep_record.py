@@ -74,6 +74,15 @@ def key_of(row: Mapping[str, Any]) -> Key:
     return row["model"], row["mode"], row["setting"]
 
 
+def without_replaced(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same, less the rows that a later sweep measured again."""
+    last = {key_of(row): place for place, content in enumerate(contents) for row in content["rows"]}
+    return [
+        {**content, "rows": [row for row in content["rows"] if last[key_of(row)] == place]}
+        for place, content in enumerate(contents)
+    ]
+
+
 def not_run(content: Mapping[str, Any]) -> list[Key]:
     """What was asked for and never begun, or not ended."""
     ended = {key_of(row) for row in content["rows"] if row["state"] != "interrupted"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ab.sweep_plan import PUBLISHED
-from ab.sweep_record import not_run
+from ab.sweep_record import key_of, not_run
 from ab.verdict import UNSTABLE, WIDE
 
 TITLES = {"train": "Training", "inference": "Inference"}
@@ -24,7 +24,7 @@ def markdown(contents: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path]
     lines = ["# Channels-last against contiguous, model by model", ""]
     lines += [f"- Machine: {text}" for text in machines(measured)]
     lines += [f"- Method: {_method(content)}" for content in contents[:1]]
-    lines += [f"- Flags of all runs: `{' '.join(content['common'])}`" for content in contents[:1]]
+    lines += [f"- Flags: `{flags}`" for flags in dict.fromkeys(" ".join(content["common"]) for content in contents)]
     for name, flags in _settings(contents).items():
         lines.append(f"- Setting {name}: `{flags}`" if flags else f"- Setting {name}: no flags of its own")
     lines += ["", "Ratio: channels-last's throughput over contiguous's; above 1 channels-last is faster. "
@@ -34,7 +34,8 @@ def markdown(contents: Sequence[Mapping[str, Any]], pictures: Mapping[str, Path]
     lines += [*_summary(measured), ""]
     for mode, title in TITLES.items():
         lines += _section(title, [row for row in measured if row["mode"] == mode], pictures.get(mode))
-    lines += _left_out(rows, [key for content in contents for key in not_run(content)])
+    ended = {key_of(row) for row in rows if row["state"] != "interrupted"}
+    lines += _left_out(rows, [key for content in contents for key in not_run(content) if key not in ended])
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -94,6 +94,7 @@ class Together(Measuring):
                 "epochs": [{"epoch": 0, "warmup_steps": 0, **times}],
                 # The weights' first steps: those of the warm-up, so they stand in one round alone.
                 "losses": arm.first_losses(COMPARED) if index == 0 else [],
+                "ordered_dropout": arm.ordered_dropout,
                 "skipped_steps": arm.skipped_steps,
                 "peak_memory_gib": arm.peak_memory_gib(),
                 "final": None,
