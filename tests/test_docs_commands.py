@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import shutil
 import socket
@@ -84,6 +85,7 @@ def sandbox(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     shutil.copytree(toys, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))  # of processes that a command starts
     return tmp_path
 
 
@@ -194,10 +196,8 @@ def _sweep(argv: list[str], start: Callable[..., int]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", marked([command for command in RUN if command.launched]))
 def test_it_runs_on_two_processes(command: Command, sandbox: Path) -> None:
-    import os
-
     launcher = [sys.executable, "-m", "torch.distributed.run", *launcher_options(command, _free_port())]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = run_bounded([*launcher, str(ROOT / "train.py"), *small(command)], sandbox, environ, 240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "x 2 processes" in done.stdout
