@@ -34,16 +34,7 @@ NOT_RUN = {
     "python scripts/doc_tables.py": "writes into the documents; tests/test_doc_tables.py runs it on a copy",
 }
 # Of commands that take over about five seconds when they are small already.
-SLOW = (
-    "torchrun",
-    "--compile",
-    "--nproc-per-node",
-    "drill.py",
-    "sweep.py",
-    "precision_matrix",
-    "check_parity.py",
-    "-b 16 --png",
-)
+SLOW = ("torchrun", "--compile", "--nproc-per-node", "drill.py", "sweep.py")
 # Programs whose name begins an inline command.
 _INLINE = re.compile(r"`((?:python|torchrun|bash|pip|sbatch|kubectl|tensorboard) [^`]+)`")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
