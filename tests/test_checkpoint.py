@@ -15,6 +15,7 @@ from trainer.errors import UserError
 
 
 def test_a_missing_file_is_exit_2_and_names_what_lies_near(run, capsys):
+    """R80."""
     assert run("--output-dir", "run") == 0
     capsys.readouterr()
     assert run("--resume", "run/checkpoints/nope.pt") == 2
