@@ -20,6 +20,7 @@ from trainer.config import TrainConfig, pick
 from trainer.distributed import Group, read_ranks, refuse_ranks
 from trainer.errors import BadDataError, UserError
 from trainer.hardware import cpu_info, default_workers, usable_cores
+from trainer.one_line import printable
 from trainer.run_log import Console
 
 Outcome = tuple[str, str | None]
@@ -47,7 +48,7 @@ def check_data(config: TrainConfig) -> Outcome:
         raise UserError(str(error)) from error
     console = Console(True)
     report = check_indexes(indexes, pick(CheckOptions, config), findings, console)
-    lines = preflight_report.as_lines(report)
+    lines = list(map(printable, preflight_report.as_lines(report)))
     if config.json:
         lines = [json.dumps(preflight_report.as_json(report, _place(config)))]
     for line in lines:

@@ -43,7 +43,7 @@ def _split_as_json(split: SplitReport) -> dict[str, Any]:
 
 
 def as_lines(report: DataReport) -> list[str]:
-    """The report for people; names come without characters that a terminal could not show."""
+    """The report for people; names in it may hold anything, line breaks too."""
     lines = []
     for name, split in report.splits.items():
         lines += [f"{name}: {_facts(split)}", f"  {_class_summary(split)}"]
@@ -55,7 +55,7 @@ def as_lines(report: DataReport) -> list[str]:
     lines += [_twins_line(pairs, what) for pairs, what in twins if pairs]
     if report.ok:
         lines.append(f"nothing wrong found ({_depth(report)})")
-    return [line.encode("utf-8", "backslashreplace").decode() for line in lines]
+    return lines
 
 
 def verdict(report: DataReport) -> str:

@@ -1,10 +1,8 @@
-"""Tar files by pattern, path or URL: which there are, what marks their content, and bytes out of them."""
+"""Tar files by path or URL: what marks their content, and bytes out of them."""
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,10 +13,7 @@ from data.cache_files import is_settled
 from data.folder import FolderError
 
 MOST_OPEN = 16  # local files a process holds open
-_MOST_FILES = 100_000
 _NO_RANGES = "its server must answer range requests; use one that does, or copy the tar files to a disk"
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 # What file systems call the mark that changes with a file's content.
 _MARKS = (
     "etag",
@@ -34,82 +29,7 @@ _MARKS = (
 )
 
 
-def expand_pattern(pattern: str) -> list[str]:
-    """The tar files a shell-like pattern stands for: ``{000..099}``, ``{a,b}``, ``*``, ``?`` and ``[...]``.
-
-    Braces keep their order, what a glob finds is sorted. Raises FolderError where a named file is missing, a pattern
-    matches nothing, or the place cannot be listed.
-    """
-    pattern = pattern.removeprefix("file://")
-    if not is_url(pattern) and os.path.isfile(pattern):
-        return [pattern]
-    found: list[str] = []
-    missing: list[str] = []
-    named = _expand_braces(pattern)
-    for item in named:
-        files = _remote_files(item) if is_url(item) else _local_files(os.path.expanduser(item))
-        found += files
-        if not files:
-            missing.append(item)
-    if len(missing) == len(named):
-        raise FolderError(
-            f"no tar file matches {shown(pattern)}: give a pattern such as DIR/train-{{000..099}}.tar or DIR/*.tar"
-        )
-    if missing:
-        raise FolderError(
-            f"{len(missing)} of the {len(named)} shards of {shown(pattern)} are missing, first {shown(missing[0])}: add them or change the pattern"
-        )
-    return list(dict.fromkeys(found))
-
-
-def _expand_braces(pattern: str) -> list[str]:
-    """Every text a pattern's braces stand for; braces that hold neither a list nor a range stay as they are."""
-    for braces in _BRACES.finditer(pattern):
-        inside = braces[1]
-        if numbers := _RANGE.fullmatch(inside):
-            first, last = int(numbers[1]), int(numbers[2])
-            if abs(last - first) >= _MOST_FILES:
-                raise FolderError(f"{shown(pattern)} stands for more than {_MOST_FILES} files: narrow its range")
-            padded = any(len(number) > 1 and number[0] == "0" for number in numbers.groups())
-            width = max(map(len, numbers.groups())) if padded else 0
-            step = 1 if last >= first else -1
-            choices = [f"{number:0{width}d}" for number in range(first, last + step, step)]
-        elif "," in inside:
-            choices = inside.split(",")
-        else:
-            continue
-        texts = []
-        for choice in choices:
-            texts += _expand_braces(pattern[: braces.start()] + choice + pattern[braces.end() :])
-            if len(texts) > _MOST_FILES:
-                raise FolderError(f"{shown(pattern)} stands for more than {_MOST_FILES} files: narrow its range")
-        return texts
-    return [pattern]
-
-
-def _local_files(path: str) -> list[str]:
-    if os.path.isdir(path):
-        raise FolderError(f"{path} is a folder: name its tar files, such as {os.path.join(path, '*.tar')}")
-    if os.path.isfile(path):
-        return [path]
-    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
-
-
-def _remote_files(url: str) -> list[str]:
-    # A question mark starts the query of a web address.
-    magic = "*[" if url.startswith(("http://", "https://")) else "*[?"
-    fs, path = _connect(url)
-    try:
-        if not any(sign in url for sign in magic):
-            return [url] if fs.exists(path) else []
-        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
-    except Exception as error:  # each driver has errors of its own
-        raise FolderError(
-            f"cannot list {shown(url)} ({shown_error(error)}): check address, access and network"
-        ) from error
-
-
-def _connect(url: str) -> tuple[Any, str]:
+def connect(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL and the path in it. Raises FolderError where no driver is installed."""
     try:
         import fsspec
@@ -133,7 +53,7 @@ def size_and_mark(url: str) -> tuple[int, str]:
             # One that has just changed may change again and show the same times.
             mark = "/".join(map(str, (*times, status.st_ino))) if is_settled(max(times)) else ""
             return status.st_size, mark
-        fs, path = _connect(url)
+        fs, path = connect(url)
         info = {str(key).lower(): value for key, value in fs.info(path).items()}
     except FolderError:
         raise
@@ -155,7 +75,7 @@ def open_shard(url: str, size: int) -> BinaryIO:
     """
     if not is_url(url):
         return open(url, "rb")
-    fs, path = _connect(url)
+    fs, path = connect(url)
     file = cast(BinaryIO, fs.open(path, "rb"))
     try:
         if size > 1:
@@ -198,7 +118,7 @@ class _Opened:
     def read(self, url: str, offset: int, size: int) -> bytes:
         if is_url(url):
             if url not in self.remote:
-                self.remote[url] = _connect(url)
+                self.remote[url] = connect(url)
             fs, path = self.remote[url]
             return cast(bytes, fs.cat_file(path, start=offset, end=offset + size))
         with self.lock:

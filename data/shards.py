@@ -20,7 +20,8 @@ from data.index import Names, contents_of
 from data.labels import read_class_map, write_class_map
 from data.shard_cache import load_table, save_table
 from data.shard_classes import ShardClasses
-from data.shard_files import ShardReader, expand_pattern, open_shard, size_and_mark
+from data.shard_files import ShardReader, open_shard, size_and_mark
+from data.shard_pattern import expand_pattern
 from data.tar_table import TarTable, read_table
 
 _LISTED_AT_ONCE = 8  # shards; more would wait for the network or the disk anyway

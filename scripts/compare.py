@@ -24,6 +24,7 @@ from ab import measuring, process, settings, verdict  # noqa: E402
 
 from trainer.errors import EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
 from trainer.heap import ask_for_huge_pages  # noqa: E402
+from trainer.one_line import one_line  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None, start: process.Start | None = None) -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None, start: process.Start | None = None) 
             return conclude(load(path), folder, plots=not args.no_plots)
         return measure(args, words, flags, start)
     except RunError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -150,6 +150,10 @@ def make(args: argparse.Namespace) -> int:
         raise UserError(
             f"{out} would be read as an address or a pattern by --train-shards: name a folder without such signs"
         )
+    for folder in (args.source, *(os.path.join(args.source, split) for split in SPLITS)):  # each may be a link
+        read, written = os.path.realpath(folder), os.path.realpath(out)
+        if os.path.commonpath([read, written]) == read:
+            raise UserError(f"{out} lies in {folder}, which is only read: name a folder outside")
     try:
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file: name a folder")

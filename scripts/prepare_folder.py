@@ -26,7 +26,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context, parent_process
-from pathlib import Path
+from pathlib import Path, PurePath
 
 ROOT = Path(__file__).resolve().parent.parent
 _HOMES = (str(ROOT), str(ROOT / "scripts"), str(ROOT / "scripts" / "bench"))
@@ -46,6 +46,7 @@ from resize_image import Job, Outcome, Work, WriteError, prepare  # noqa: E402
 
 from data.listing import SUFFIXES, FolderError, list_images  # noqa: E402
 from trainer.errors import EXIT_BAD_DATA, EXIT_ERROR, EXIT_OK, RunError, UserError  # noqa: E402
+from trainer.one_line import printable  # noqa: E402
 
 BAD = "bad_images.txt"
 _JPEG = (".jpg", ".jpeg")
@@ -53,10 +54,12 @@ _BATCH = 20_000  # files handed to the workers at once
 _SHOWN = 10  # bad files named on the terminal
 
 
-def plan_names(names: Sequence[str]) -> list[str]:
-    """Each file's name below DST, all different, whatever order they are made in."""
+def plan_names(names: Sequence[str], links: Iterable[str] = ()) -> list[str]:
+    """Each file's name below DST, all different, whatever order they are made in, and no folder's or link's."""
     wished = [name if name.lower().endswith(_JPEG) else os.path.splitext(name)[0] + ".jpg" for name in names]
     wishes = Counter(wished)
+    folders = {PurePath(folder) for folder in set(map(os.path.dirname, names))}
+    wishes.update({str(path) for folder in folders for path in (folder, *folder.parents)} | set(links))
     taken = {name for name in names if name.lower().endswith(_JPEG)}
     planned = []
     for name, wish in zip(names, wished, strict=True):
@@ -133,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         names, links, ignored = list_images(str(source))
         if not names:
             raise UserError(f"no image below {source}: files must end in {', '.join(sorted(SUFFIXES))}")
-        targets = plan_names(names)
+        targets = plan_names(names, links)
         claim(out, {"source": os.path.realpath(source), "short_side": args.short_side, "quality": args.quality})
         if ignored:
             note(f"left out: {', '.join(f'{count} {kind}' for kind, count in sorted(ignored.items()))}")
@@ -170,7 +173,7 @@ def report(out: Path, done: Iterable[Outcome]) -> int:
     if lines:
         write_text(out / BAD, "\n".join(lines) + "\n")
         for line in lines[:_SHOWN]:
-            note("bad: " + line.replace("\t", ": ").encode("utf-8", "backslashreplace").decode())
+            note(printable("bad: " + line.replace("\t", ": ")))
         note(f"{counted(len(lines), 'bad image')} listed in {out / BAD}")
     else:
         (out / BAD).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -61,8 +62,8 @@ def prepare(work: Work, job: Job) -> Outcome:
         status = source.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
             raise ValueError("no regular file")
-        mark = mark_of(status)
-        if (made := job.made) is not None and made.mark == mark and made.size == _size(target):
+        mark, there = mark_of(status), _size(target)
+        if (made := job.made) is not None and made.mark == mark and made.size == there:
             return Outcome(job.name, "skipped", status.st_size, made.size)
         content = source.read_bytes()
         if not content:
@@ -137,7 +138,7 @@ def _encode(pixels: Image.Image, quality: int, orientation: object, profile: byt
 
 
 def _size(path: Path) -> int | None:
-    """The bytes of a file, None where there is none."""
+    """The bytes of a file, None where there is none. Raises OSError, for a name that is too long too."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -169,4 +170,6 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # nothing has such a name
+            return
         raise WriteError(f"{path} ({error.strerror or error})") from error

@@ -29,6 +29,7 @@ from ab.sweep_plan import Key, Plan  # noqa: E402
 from ab.sweep_record import SweepRecord  # noqa: E402
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError  # noqa: E402
+from trainer.one_line import one_line  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> i
         conclude([folder], args)
         return code
     except RunError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

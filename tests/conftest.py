@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
-pytest.register_assert_rewrite("helpers")
+pytest.register_assert_rewrite("helpers", "shard_cases")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,9 +66,8 @@ SMALL = {
     "sweep.py": "--models resnet18 --rounds 1 --steps 2 --timing-warmup-steps 1",
 }
 # Flags of train.py after a script's own: what its runs get.
-RUN = dict.fromkeys(
-    ("compare.py", "sweep.py"), f"-b 8 --image-size 32 --synthetic-size 400 --lr 0.0001 --cpu-heap default {SIZES}"
-)
+_RUN = f"-b 8 --image-size 32 --synthetic-size 400 --lr 0.0001 --cpu-heap default {SIZES}"
+RUN = {"compare.py": f"{_RUN} -a toy_models:tiny", "sweep.py": _RUN}
 
 
 class Command(NamedTuple):
@@ -148,16 +147,16 @@ def small(command: Command) -> list[str]:
         return small_training(words)
     own, bar, flags = _split(words)
     if not {"--from", "--resume"} & set(own):
-        arch = _arch_of(own)
-        own += shlex.split(SMALL.get(command.script, ""))
-        own += ["-a", "resnet18"] if arch in _LARGE else []
+        large = _arch_of(own) in _LARGE
+        own += [*shlex.split(SMALL.get(command.script, "")), *(["-a", "resnet18"] if large else [])]
         if command.script in RUN:
-            arch = ["-a", "resnet18"] if command.script == "compare.py" else []
-            flags, bar = [*flags, *shlex.split(RUN.get(command.script, "")), *arch], ["--"]
+            bar, flags = ["--"], [*flags, *shlex.split(RUN[command.script])]
     elif "--rounds" in own:
         own += ["--rounds", "2"]
     if "--input-shape" in own:
         own = own[: own.index("--image-size", own.index("--input-shape"))]
+    if "--shape" in own:
+        own[own.index("--shape") + 1] = "2,16,8,8"
     return [*own, *bar, *flags]
 
 

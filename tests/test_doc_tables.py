@@ -1,18 +1,16 @@
-"""The generated tables of README.md and docs/migrating.md, and the commands for those who come from another script."""
+"""The generated tables of README.md and docs/migrating.md, and the line that converts a file of another script."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 
-import pytest
 import torch
-from helpers import make_folder, refused
+from helpers import refused
 
 from trainer.flags import ROWS
 from trainer.peer_flags import read_peers
@@ -20,7 +18,6 @@ from trainer.weights import weights_from_file
 
 ROOT = Path(__file__).resolve().parent.parent
 MIGRATING = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^    (?:torchrun .*?|python )train\.py (.+)$", MIGRATING, re.MULTILINE)
 
 
 def doc_tables(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,21 +52,6 @@ def test_every_flag_and_every_peer_flag_stands_in_its_page() -> None:
     assert [
         flag for peer in read_peers() for flag in peer.flags if f"`{flag}`" not in MIGRATING.replace("| DIR", "`DIR`")
     ] == []
-
-
-def test_there_is_a_command_for_each_script() -> None:
-    assert len(COMMANDS) == 4
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_for_those_who_come_from_another_script_run(run, tmp_path, command: str) -> None:
-    """As written, but with small images, batches and a small model that needs no timm."""
-    folder = make_folder(tmp_path / "images", train=8, val=2)
-    small = re.sub(r"(-b|--global-batch-size) \d+", r"\1 8", command)
-    small = re.sub(r"(?:timm:)?resnet50", "toy_models:tiny", small).replace("DIR", str(folder))
-    assert "toy_models:tiny" in small
-    sizes = ("-j", 0, "--image-size", 32, "--stop-after-steps", 1, "--tensorboard", "false")
-    assert run(*shlex.split(small), *sizes, base=None) == 0
 
 
 def test_a_file_with_a_namespace_gives_its_weights_by_the_line_in_the_page(tmp_path, monkeypatch) -> None:

@@ -139,6 +139,18 @@ def test_mistakes_are_one_line(folder: Path, tmp_path: Path, capsys: Shown) -> N
     assert "--style" in refused(capsys, folder, tmp_path / "dst", "--style", "zip")
 
 
+@pytest.mark.parametrize("name", ["", "shards", "train", "train/new", "val/a", "../link/train/new"])
+def test_nothing_is_written_into_dir(folder: Path, tmp_path: Path, capsys: Shown, name: str) -> None:
+    """An empty folder in train/ would stop the next training."""
+    (tmp_path / "link").symlink_to(folder)
+    before = sorted(folder.rglob("*"))
+    assert "lies in" in refused(capsys, folder, folder / name)
+    assert sorted(folder.rglob("*")) == before
+    (folder / "train").rename(tmp_path / "elsewhere")
+    (folder / "train").symlink_to(tmp_path / "elsewhere")
+    assert "lies in" in refused(capsys, folder, tmp_path / "elsewhere/new")
+
+
 @pytest.mark.parametrize("name", ["sh::x", "s3://bucket/x", "{a,b}", "[old]", "x*"])
 def test_a_name_that_train_would_not_take_for_a_folder_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown, name: str

@@ -127,6 +127,30 @@ def test_bad_files_are_named_and_the_rest_is_written(tmp_path: Path, capsys: Sho
     assert not (tmp_path / "dst/bad_images.txt").exists()
 
 
+def test_a_folder_with_the_name_an_image_would_get(tmp_path: Path, capsys: Shown) -> None:
+    source = tmp_path / "src"
+    for name in ("a/x.jpg/in.jpg", "a/x.png", "a/y.png"):
+        write_image(source / name, size=40)
+    (source / "a/y.jpg").symlink_to("x.jpg")
+    assert prepare(source, tmp_path / "dst") == 0
+    files = [path.relative_to(tmp_path / "dst").as_posix() for path in (tmp_path / "dst/a").iterdir()]
+    assert sorted(files) == ["a/x.jpg", "a/x.png.jpg", "a/y.jpg", "a/y.png.jpg"]
+    assert (tmp_path / "dst/a/y.jpg/in.jpg").is_file()
+    assert prepare(source, tmp_path / "dst") == 0
+    assert "0 written, 0 copied, 3 skipped" in last_line(capsys)
+
+
+def test_a_name_that_would_be_too_long_is_that_images_fault(tmp_path: Path, capsys: Shown) -> None:
+    for suffix in (".png", ".bmp"):  # both want the same name, so each gets a second suffix
+        write_image(tmp_path / "src/a" / ("n" * 251 + suffix), size=40)
+    write_image(tmp_path / "src/a/1.jpg", size=40)
+    for outcome in ("1 written, 0 copied, 0 skipped, 2 bad", "0 written, 0 copied, 1 skipped, 2 bad"):
+        assert prepare(tmp_path / "src", tmp_path / "dst") == 5
+        shown = capsys.readouterr()
+        assert outcome in shown.out
+        assert "nnn.bmp: File name too long\n" in shown.err
+
+
 def refused(capsys: Shown, source: Path, out: Path, *flags: object) -> str:
     assert prepare(source, out, *flags) == 2
     shown = capsys.readouterr()

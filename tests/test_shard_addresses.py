@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 import pytest
-from test_shards import TWO, refused, tar_bytes
+from shard_cases import TWO, refused, tar_bytes
 
 from data.addresses import shown
 from data.shards import open_shards
@@ -38,8 +38,11 @@ class Web(fsspec.AbstractFileSystem):  # type: ignore[misc]
     files: dict[str, bytes] = {}
     ranges = False
     error: Exception | None = None
+    refusal: Exception | None = None
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if self.refusal is not None:  # whatever it was, fsspec's HTTP file system says that there is no file
+            raise FileNotFoundError(path) from self.refusal
         if path not in self.files:
             raise FileNotFoundError(f"toyweb://me:{SECRET}@host/{path}")
         return {"name": path, "size": len(self.files[path]), "type": "file"}
@@ -65,6 +68,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> type[Web]:
     monkeypatch.setattr(Web, "files", {f"me:{SECRET}@host/t.tar": tar_bytes(TWO)})
     monkeypatch.setattr(Web, "ranges", True)
     monkeypatch.setattr(Web, "error", None)
+    monkeypatch.setattr(Web, "refusal", None)
     return Web
 
 
@@ -82,6 +86,16 @@ def test_a_server_that_gives_whole_files_only_is_named(web: type[Web]) -> None:
     web.ranges = False  # behind a balancer one server may and another not
     with pytest.raises(OSError, match="where 2 were asked for: its server must answer range requests"):
         train.read(0)
+
+
+def test_a_server_in_trouble_is_no_missing_file(web: type[Web]) -> None:
+    web.refusal = ConnectionError(f"500, url='toyweb://me:{SECRET}@host/t.tar'")
+    message = refused(ADDRESS)
+    assert message.startswith("cannot list toyweb://host/t.tar (ConnectionError: 500, url='toyweb://host/t.tar')")
+    gone = ConnectionError("404")
+    gone.status = 404  # type: ignore[attr-defined]
+    for web.refusal in (FileNotFoundError("404"), gone):
+        assert refused(ADDRESS).startswith("no tar file matches toyweb://host/t.tar")
 
 
 def test_no_message_names_a_password(web: type[Web]) -> None:

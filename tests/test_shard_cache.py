@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_shards import TWO, content, listings, write_tar
+from shard_cases import TWO, content, listings, write_tar
 
 from data import cache_files
 from data.cache_files import cache_path

@@ -84,7 +84,7 @@ def test_a_forked_process_connects_anew(monkeypatch: pytest.MonkeyPatch):
         def cat_file(self, path: str, start: int, end: int) -> bytes:
             return b"%d" % self.process
 
-    monkeypatch.setattr(shard_files, "_connect", lambda url: (Remote(), url))
+    monkeypatch.setattr(shard_files, "connect", lambda url: (Remote(), url))
     reader, size = ShardReader(["far://bucket/0.tar"]), len(str(os.getpid()))
     assert reader.read(0, 0, size) == b"%d" % os.getpid()
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from trainer.append_file import AppendFile
 from trainer.distributed import Group
 from trainer.errors import BadDataError
+from trainer.one_line import printable
 
 FILE = "bad_images.txt"
 LEAST_LIMIT, LIMIT_SHARE = 10, 0.01
@@ -59,7 +60,7 @@ class BadImages:
         for item in bad:
             if not self.skips:
                 raise BadDataError(
-                    f"cannot read {item.name} (class {item.class_name}): {item.reason}; "
+                    f"cannot read {printable(item.name)} (class {printable(item.class_name)}): {item.reason}; "
                     "--bad-images skip goes on without such files, --check-data lists them all"
                 )
             if item.name not in self._known[split]:
@@ -116,7 +117,7 @@ class BadImages:
 
     def _last(self, split: str) -> str:
         name, rest = list(self._known[split].items())[-1]
-        return f"the last is {name} ({': '.join(rest.split(chr(9)))})"
+        return f"the last is {printable(name)} ({': '.join(rest.split(chr(9)))})"
 
     def _write(self, lines: list[str]) -> None:
         if self._file is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, LostRank, RunError
 from trainer.loader_failures import LoaderFailure, loader_failure
+from trainer.one_line import one_line
 from trainer.streams import keep_printing
 
 
@@ -92,6 +93,6 @@ def _fail(session: Session, error: Exception) -> int:
         traceback.print_exc()
     # The line that says why must stay the job's last: whoever lost the rank that wrote it has nothing to add.
     if (session.main_rank or not alike) and not getattr(error, "said_already", False):
-        print(f"{error.label}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{error.label}: {one_line(str(error))}", file=sys.stderr, flush=True)
     session.close(error.state, str(error), error.exit_code, agreed=alike)
     return error.exit_code

@@ -21,6 +21,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, RunError, UserError  # noqa: E402
+from trainer.one_line import one_line  # noqa: E402
 from trainer.streams import keep_printing  # noqa: E402
 
 Arms = Mapping[str, Callable[[], float]]
@@ -209,7 +210,7 @@ def run_to_exit_code(benchmark: str, body: Callable[[], int]) -> int:
     try:
         return body()
     except RunError as error:
-        print(f"{benchmark}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{benchmark}: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{benchmark}: interrupted", file=sys.stderr, flush=True)
