@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from trainer.errors import UserError
 
 
 def test_a_missing_file_is_exit_2_and_names_what_lies_near(run, capsys):
+    """R80."""
     assert run("--output-dir", "run") == 0
     capsys.readouterr()
     assert run("--resume", "run/checkpoints/nope.pt") == 2
@@ -157,6 +159,35 @@ def test_a_truncated_file_is_a_sentence(tmp_path):
     (tmp_path / "x.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="damaged"):
         read_checkpoint(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_said_to_be_none(tmp_path, kind):
+    path = tmp_path / "last.pt"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert str(caught.value) == f"--resume {path} is no file; {tmp_path} holds no checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (bytes(1000), "no file of tensors"),
+        (b"", "no file of tensors"),
+        (b"hello\n", "no file of tensors"),
+        (b"{}", "no file of tensors"),
+        (b"PK\3\4" + bytes(1000), "failed finding central directory"),
+    ],
+    ids=["zeros", "empty", "text", "braces", "half"],
+)
+def test_no_words_of_torchs_own_are_left_half(tmp_path, content, reason):
+    path = tmp_path / "last.pt"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert str(caught.value).endswith(f"{reason})")
+    assert "weights_only" not in str(caught.value)
 
 
 def test_a_foreign_file_without_optimizer_or_counters_is_read(run):

@@ -52,7 +52,7 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("--loss-scale None", {"loss_scale": None}),
     ("--loss-scale dynamic", {"loss_scale": "dynamic"}),
     ("--prof -1", {"prof": None}),
-    ("--local-rank=0 images", {"data_dir": "images"}),
+    ("--local-rank=0 images", {"data_dir": "images"}),  # R67
     ("--local_rank 3 images", {"data_dir": "images"}),
     ("--lr-schedule multisteplr", {"lr_schedule": "step"}),
     ("--sched steplr", {"lr_schedule": "step", "lr_step_size": 30.0}),

@@ -115,6 +115,7 @@ def test_ten_validation_images_count_the_same_on_one_to_four_ranks(tmp_path):
 
 
 def test_one_rank_that_meets_a_nan_ends_both_with_exit_3(tmp_path):
+    """R70."""
     flags = ["-a", "toy_models:nan_third_on_rank_1", "--b", 4, "--synthetic-size", 64, "-p", 1, "--output-dir", "run"]
     done = launch(tmp_path, 2, *flags)
     assert done.returncode == 1

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import SMALL, launch, make_folder, rows, torchrun
+
+from trainer.distributed import Group, Ranks
 
 FLAGS = ["-a", "toy_models:signalled", "--b", 4, "--synthetic-size", 36, "--val-batch-size", 1, "--epochs", 2]
 KEYS = ("epoch", "step", "images_seen", "lr", "train_loss", "val_loss", "val_acc1")
@@ -100,6 +103,14 @@ def test_a_rank_0_that_is_frozen_in_what_it_does_alone_ends_the_run(tmp_path):
     done = torchrun(tmp_path, 2, worker, *SMALL, "-a", "toy_models:tiny", "--b", 4, "--dist-timeout", 3)
     assert done.returncode == 1
     assert done.stderr.count("error: another process of this run gave no answer for 3 s (--dist-timeout)") == 1
+
+
+def test_a_store_that_went_with_torchrun_is_told_in_a_sentence():
+    group = Group(Ranks(), torch.device("cpu"))
+    group._store = dist.HashStore()
+    gone = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+    assert "has ended, or the torchrun that started it" in str(group.lost_rank(dist.DistNetworkError(gone)))
+    assert group.lost_rank(RuntimeError("shapes do not match")) is None
 
 
 @pytest.mark.slow

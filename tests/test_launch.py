@@ -91,7 +91,7 @@ def start(processes, folder: Path, words: Path, command: list[object], env: dict
 
 @pytest.mark.slow
 def test_two_agents_on_loopback_make_one_run(tmp_path: Path, processes) -> None:
-    """Two "machines" with one process each, started with the same line."""
+    """R66: two "machines" with one process each, started with the same line; one of them writes."""
     env = environ(NNODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), MAX_RESTARTS="0")
     flags = [*TOY, "-a", "toy_models:tiny", "--synthetic-size", 36, "--epochs", 1, "--output-dir", "run"]
     for number in range(2):
@@ -101,6 +101,7 @@ def test_two_agents_on_loopback_make_one_run(tmp_path: Path, processes) -> None:
         for number, process in enumerate(processes)
     ]
     assert [code for code, _ in said] == [0, 0], said
+    assert sum(words.count("saved step_") for _, words in said) == 1
     assert sorted(words.count("Epoch: [0]") > 0 for _, words in said) == [False, True]
     (epoch,) = rows(tmp_path / "run", "epoch")
     assert (epoch["step"], epoch["images_seen"]) == (5, 36)  # one process alone would take 9 steps

@@ -118,6 +118,12 @@ def test_a_worker_that_just_ended():
     assert "(signal 15)" in str(loader_failure(killed))
 
 
+def test_memory_is_blamed_for_a_kill_alone():
+    crashed = raised("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ")
+    assert "memory" not in str(loader_failure(crashed))
+    assert "-j 0" in str(loader_failure(crashed))
+
+
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
     for error in (
         raised("Caught ZeroDivisionError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):"),

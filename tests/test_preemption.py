@@ -17,8 +17,10 @@ import pytest
 from helpers import assert_same_end, load, make_folder, rows
 
 from data.worker_start import WorkerStart
+from trainer import begin
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint_writer import CheckpointWriter
+from trainer.saver import CheckpointSaver
 
 FLAGS = ["-a", "toy_models:signalled", "--epochs", 2, "--synthetic-size", 36, "--val-batch-size", 2]
 
@@ -28,7 +30,7 @@ def status() -> dict:
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143), ("SIGUSR2", 143)], ids=str
+    ("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 143), ("SIGUSR1", 143), ("SIGUSR2", 143)], ids=str
 )
 @pytest.mark.parametrize(
     ("where", "step", "samples"), [("train 3 0", 3, 24), ("train 5 0", 5, 36), ("val 2 0", 5, 36)], ids=str
@@ -84,6 +86,48 @@ def test_the_second_interrupt_may_fall_into_the_save_of_the_first(run, capsys, m
     assert capsys.readouterr().err == "interrupted\n"
     assert status()["state"] == "preempted"
     assert load("run")["step"] == 3
+
+
+def test_more_interrupts_wait_for_what_is_being_written(run, capsys, monkeypatch):
+    """The third falls into the closing of the run, which the second began."""
+    write, join, closing = CheckpointFolder.write, CheckpointSaver.join, threading.Event()
+
+    def slow(self: CheckpointFolder, *content: Any) -> Path:
+        assert closing.wait(20)
+        time.sleep(0.2)  # the main thread now waits for this one
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(self, *content)
+
+    def told(self: CheckpointSaver) -> None:
+        closing.set()
+        join(self)
+
+    monkeypatch.setattr(CheckpointFolder, "write", slow)
+    monkeypatch.setattr(CheckpointSaver, "join", told)
+    monkeypatch.setenv("TOY_SIGNALS", "SIGINT,SIGINT train 3 0")
+    assert run(*FLAGS, "--output-dir", "run", "--save-every-steps", 2) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert status()["state"] == "preempted"
+    assert load("run")["step"] == 2
+
+
+def test_a_signal_before_the_first_step_is_heard_from_the_making_of_the_folder_on(run, monkeypatch):
+    class Signalled(begin.RunFiles):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def unheard(*_: Any) -> None:
+        raise AssertionError("the process would have ended, its status still running")
+
+    monkeypatch.setattr(begin, "RunFiles", Signalled)
+    before = signal.signal(signal.SIGTERM, unheard)
+    try:
+        assert run(*FLAGS, "--output-dir", "run") == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert status()["state"] == "preempted"
+    assert load("run")["step"] == 1
 
 
 def test_an_evaluation_stops_too(run, capsys, monkeypatch):

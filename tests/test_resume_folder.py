@@ -60,6 +60,49 @@ def test_auto_with_an_output_dir(run, capsys):
     assert [row["step"] for row in rows("run")] == list(range(1, 9))
 
 
+@pytest.mark.parametrize("flags", [["--resume", "run"], ["--resume", "auto", "--output-dir", "run"]])
+def test_a_run_whose_config_is_lost_goes_on_in_its_folder(run, flags):
+    assert run("--output-dir", "run", "--stop-after-epochs", 1, "--epochs", 2) == 0
+    Path("run/config.yaml").unlink()
+    assert run("--epochs", 2, *flags) == 0
+    assert load("run")["epoch"] == 2
+    assert Path("run/config.yaml").exists()
+
+
+@pytest.mark.parametrize("lost", ["damaged", "gone", "a folder"])
+def test_the_newest_whole_file_of_a_given_folder_is_taken(run, capsys, lost):
+    flags = ["--output-dir", "run", "--epochs", 2, "--save-every-steps", 2]
+    assert run(*flags, "--stop-after-epochs", 1) == 0
+    last = Path("run/checkpoints/last.pt")
+    last.unlink()
+    if lost == "damaged":
+        last.write_bytes(b"PK\3\4 half")
+    elif lost == "a folder":
+        last.mkdir()
+    capsys.readouterr()
+    assert run("-e", "--resume", "run", base="") == 0
+    printed = capsys.readouterr().out
+    assert "loading checkpoint 'run/checkpoints/step_00000004.pt'" in printed
+    assert ("skipping run/checkpoints/last.pt: " in printed) == (lost != "gone")
+
+
+def test_a_folder_without_a_whole_file_is_a_mistake(run, capsys):
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/last.pt").write_bytes(b"")
+    assert run("--resume", "run", base="") == 2
+    assert capsys.readouterr().err.startswith("error: --resume run/checkpoints/last.pt cannot be read: ")
+
+
+def test_a_run_that_another_process_has_begun_is_in_use(run, capsys):
+    import fcntl
+
+    assert run("--output-dir", "run") == 0
+    with open("run/.lock") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert run("--output-dir", "run") == 2
+    assert "run is in use by a running process" in capsys.readouterr().err
+
+
 def test_evaluation_has_a_folder_of_its_own(run, capsys):
     assert run("--output-dir", "run", "--epochs", 2) == 0
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}

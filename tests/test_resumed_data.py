@@ -119,6 +119,23 @@ def test_a_moved_folder_is_the_same_data(run, tmp_path: Path, capsys):
     assert "the checkpoint's run had" not in out
 
 
+@pytest.mark.parametrize(("flag", "then", "now"), [("--seed", 0, 5), ("--ra-reps", 1, 2)])
+def test_another_order_is_refused_inside_an_epoch_and_told_between_two(run, tmp_path: Path, capsys, flag, then, now):
+    """R84 as above: an epoch half in one order and half in another would repeat samples and miss others."""
+    begun(run, tmp_path, "--stop-after-steps", 3)
+    code, _, error = resumed(run, capsys, flag, now)
+    assert code == 2
+    assert error == (
+        f"error: {flag} {then} -> {now}: run/checkpoints/last.pt was saved inside epoch 1, whose order follows from it: its place "
+        "in the epoch would mean other samples; leave the flag as it was, or begin the epoch anew with "
+        "--resume run/checkpoints/last.pt --start-epoch 1\n"
+    )
+    assert resumed(run, capsys, "--stop-after-steps", 1)[0] == 0
+    code, out, _ = resumed(run, capsys, flag, now)
+    assert code == 0
+    assert f"{flag}: {then} -> {now}" in out
+
+
 def test_made_up_images_too(run, capsys):
     base = FLAGS.split()
     assert (

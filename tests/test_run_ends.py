@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -66,19 +62,6 @@ def test_the_status_of_a_finished_run(run):
     environment = json.loads(Path("run/environment.json").read_text())
     for key in ("torch", "cpu", "cpu_features", "git_revision", "command", "cudnn", "threads"):
         assert key in environment
-
-
-def test_a_reader_that_has_gone_does_not_stop_the_training(tmp_path):
-    flags = "-a toy_models:tiny -b 8 --image-size 32 --synthetic-size 64 --num-classes 4 -p 1 --tensorboard no --output-dir run"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    command = f"{sys.executable} {ROOT / 'train.py'} {flags} | head -1"
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environ, timeout=100, check=True, capture_output=True)
-    for _ in range(100):
-        status = json.loads((tmp_path / "run/status.json").read_text())["state"]
-        if status == "done":
-            break
-        time.sleep(0.2)
-    assert status == "done"
 
 
 def test_a_model_without_anything_to_train_is_a_mistake(run, capsys):

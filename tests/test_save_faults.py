@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ from helpers import assert_same_end, load
 from trainer import checkpoint
 from trainer.checkpoint import damage_of, write_checkpoint
 from trainer.checkpoint_folder import CheckpointFolder, newest_whole, remove_leftovers
+from trainer.errors import os_reason
 
 CRASHED = 9
 
@@ -162,6 +164,23 @@ def test_what_reads_back_otherwise_replaces_nothing(tmp_path, monkeypatch):
         folder.write(content(2), is_best=True)
     assert sorted(path.name for path in folder.path.iterdir()) == ["best.pt", "last.pt", "step_00000001.pt"]
     assert load(str(tmp_path))["step"] == load(str(tmp_path), "best.pt")["step"] == 1
+
+
+def test_a_failed_save_is_told_by_the_name_that_was_to_be_written(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
+    folder.path.mkdir()
+    (folder.path / "last.pt").mkdir()
+    with pytest.raises(OSError, match="directory") as caught:
+        folder.write(content(1), is_best=False)
+    assert os_reason(caught.value).endswith(f": {folder.path / 'last.pt'}")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="space") as caught:
+        folder.write(content(2), is_best=False)
+    assert os_reason(caught.value) == f"No space left on device: {folder.path / 'last.pt'}"
 
 
 def flip_weights(path: Path) -> None:

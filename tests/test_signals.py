@@ -22,7 +22,7 @@ def signals() -> Iterator[StopSignals]:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGUSR2, 143)],
+    [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGUSR2, 143)],
 )
 def test_a_signal_sets_the_flag(signals: StopSignals, number: signal.Signals, code: int) -> None:
     assert stop_reason(signals.code) is None
@@ -36,6 +36,24 @@ def test_the_second_interrupt_raises(signals: StopSignals) -> None:
     assert stop_reason(signals.code) == StopReason("SIGTERM", 143), "the heavier one stays"
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_once_the_run_is_ending_no_interrupt_raises(signals: StopSignals) -> None:
+    signals.hear_no_more()
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals = StopSignals()
+    signals.install()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.code == 0
+    finally:
+        signals.restore()
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_put_back_except_where_somebody_changed_them() -> None:

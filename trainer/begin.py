@@ -13,7 +13,7 @@ from trainer.config import KEYS, PER_START, TrainConfig, pick
 from trainer.content import load_average, load_model, restore
 from trainer.distributed import Group
 from trainer.engine import Engine, LoopOptions
-from trainer.errors import RunError, UserError
+from trainer.errors import RunError, UserError, os_reason
 from trainer.exits import Session
 from trainer.gallery import Gallery
 from trainer.layout_audit.hook import first_step_audit
@@ -28,6 +28,7 @@ from trainer.run_folder import RunFolder, new_run_path, open_run_folder, to_yaml
 from trainer.run_log import Console, RunFiles
 from trainer.run_state import Progress
 from trainer.saver import CheckpointSaver, SaveOptions
+from trainer.signals import StopSignals
 from trainer.snapshot import snapshot
 from trainer.step import Stepper
 from trainer.step_times import StepTimes
@@ -82,7 +83,7 @@ def open_folder(
             folder.write_status("running")
             session.files = RunFiles(folder.path, config.tensorboard, step if resuming else None)
         except OSError as error:  # a disk that is full now may not be so when the run is started again
-            raise RunError(f"cannot write into the run folder {folder.path}: {error.strerror or error}") from error
+            raise RunError(f"cannot write into the run folder {folder.path}: {os_reason(error)}") from error
         session.files.add_later("config", to_yaml(config))
         session.files.add_later("environment", json.dumps(facts, indent=2))
         print(f"run folder {folder.path}", flush=True)
@@ -106,6 +107,9 @@ def open_engine(
 ) -> Engine:
     """The loop with run folder, checkpoints and profiler around it; ``facts``: see ``checkpoint_facts``."""
     group, stepper = session.group, built.stepper
+    # From here to the end of the process' work; before, a signal ends it at once, as there is nothing to save.
+    session.signals = StopSignals()
+    session.signals.install()
     folder = open_folder(start, config, progress.step, group, session, built.heap)
     if stepper.bad_images is not None:
         stepper.bad_images.keep_in(folder)
@@ -114,6 +118,7 @@ def open_engine(
     session.saver = saver = CheckpointSaver(folder, group, stepper, facts, pick(SaveOptions, config), report)
     engine = Engine(stepper, schedule, group, pick(LoopOptions, config), report, saver, profiler)
     engine.progress = progress
+    engine.boundary.signals = session.signals
     if config.tensorboard:
         engine.validation.gallery = Gallery(group, facts["classes"], config.mean or (), config.std or ())
     engine.validation.follows_average = config.ema_eval

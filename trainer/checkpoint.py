@@ -46,6 +46,8 @@ def write_checkpoint(path: Path, content: dict[str, Any], also: Sequence[Path] =
         for name in also:
             _link(temporary, name)
         os.replace(temporary, path)
+    except OSError as error:  # of a stream it names no file, else often the temporary one
+        raise OSError(error.errno, error.strerror or str(error), error.filename2 or str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -122,7 +124,7 @@ def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
     ``flag``: what the path was given to, for messages. Raises UserError for a missing or unreadable file.
     """
     if not path.is_file():
-        raise UserError(f"{flag}{path}: no such file{_nearby(path)}")
+        raise UserError(f"{flag}{path}{' is no file' if path.exists() else ': no such file'}{_nearby(path)}")
     # Old files of other scripts are no zip archives and hold no checksums.
     damage = damage_of(path) if zipfile.is_zipfile(path) else None
     if damage:
@@ -168,5 +170,6 @@ def _nearby(path: Path) -> str:
         str(found)
         for pattern in ("*.pt", "*.pth*", "*/checkpoints/*.pt", "checkpoints/*.pt")
         for found in folder.glob(pattern)
+        if found.is_file()
     )
     return f"; nearby: {', '.join(names[:6])}" if names else f"; {folder} holds no checkpoint"

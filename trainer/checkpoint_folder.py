@@ -72,7 +72,7 @@ def newest_whole(
         try:
             content = read_checkpoint(path)
         except UserError as error:
-            lines.append(f"skipping {path}: {str(error).removeprefix(f'--resume {path} ')}")
+            lines.append(f"skipping {path}: {str(error).removeprefix(f'--resume {path}').lstrip(': ')}")
             return None
         return content if accept(content) else None
 

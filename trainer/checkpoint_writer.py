@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.checkpoint_folder import CheckpointFolder
 from trainer.errors import NonFiniteError
-from trainer.host_copies import HostCopies
+from trainer.host_copies import HostCopies, contiguous
 
 
 @dataclass
@@ -78,7 +78,7 @@ class CheckpointWriter:
         try:
             self._copies.wait()
             _refuse_non_finite(job)
-            written.path = self._folder.write(job.content, job.is_best)
+            written.path = self._folder.write(contiguous(job.content), job.is_best)
         except Exception as error:  # told at the next boundary, under the policy for it
             written.error = error
         written.seconds = time.perf_counter() - started

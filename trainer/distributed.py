@@ -25,7 +25,7 @@ _FAILURE = "failure"  # in the store
 _SILENCE = ("Timed out waiting", "timed out after", "imeout after", "Wait timeout", "Application timeout")
 _PARTING = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "remote process exited",
-    "Connection refused", "recvValue failed", "sendBytes failed",
+    "Connection refused", "recvValue failed", "sendBytes failed", "Failed to recv",
 )  # fmt: skip
 
 
@@ -207,8 +207,8 @@ class Group:
                 here = self.ranks.local_world_size == self.world_size
                 return LostRank(f"another process of this run has ended: {why}", said_already=here)
             return LostRank(
-                "another process of this run has ended: its own error, above or on its machine, says why; one that was "
-                "killed for memory leaves none (look at the kernel's log there)"
+                "another process of this run has ended, or the torchrun that started it: its own error, above or on its "
+                "machine, says why; one that was killed for memory leaves none (look at the kernel's log there)"
             )
         return None
 

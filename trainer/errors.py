@@ -18,6 +18,12 @@ EXIT_PREEMPTED = 143
 LASTING = (EXIT_USER, EXIT_NON_FINITE, EXIT_BAD_DATA)
 
 
+def os_reason(error: OSError) -> str:
+    """What the system says, and of which file, on one line."""
+    name = error.filename2 or error.filename
+    return f"{error.strerror or error}: {name}" if name else f"{error.strerror or error}"
+
+
 class RunError(Exception):
     """A run that ends with a sentence instead of a traceback.
 

@@ -12,6 +12,7 @@ from typing import Any
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, LostRank, RunError
 from trainer.loader_failures import LoaderFailure, loader_failure
 from trainer.one_line import one_line
+from trainer.streams import keep_printing
 
 
 @dataclass
@@ -49,19 +50,12 @@ class Session:
             print(f"note: status.json could not be written ({error.strerror or error})", file=sys.stderr, flush=True)
 
 
-def print_any_name() -> None:
-    """File names need not be UTF-8; what a terminal's encoding has not is printed as escapes from here on."""
-    for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
     """Run ``body``; returns the exit code. ``body`` returns the state and why it ended so.
 
     A RunError ends as one line on stderr, and so does the loss of another rank or of a loader process; any other exception keeps its traceback.
     """
-    print_any_name()
+    keep_printing()
     session = Session()
     try:
         state, why = body(session)
@@ -70,6 +64,8 @@ def run_to_exit_code(body: Callable[[Session], tuple[str, str | None]]) -> int:
     except Exception as error:
         return _fail(session, error)
     except KeyboardInterrupt:
+        if session.signals is not None:
+            session.signals.hear_no_more()
         print("interrupted", file=sys.stderr, flush=True)
         session.close("preempted", "interrupted", EXIT_INTERRUPTED, agreed=False)
         return EXIT_INTERRUPTED

@@ -27,7 +27,6 @@ def fit(
         engine.report.console.say(
             f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; --epochs N goes on"
         )
-    _catch_signals(engine, session)
     with memory_errors_named(config, engine.group.device):
         done = engine.fit(train, val)
     progress = engine.progress  # another one after a rewind
@@ -71,12 +70,6 @@ def _early(engine: Engine) -> str:
     return f", Prec@1 has not risen for {progress.epochs_without_better()} (--early-stop {engine.options.early_stop})"
 
 
-def _catch_signals(engine: Engine, session: Session) -> None:
-    """From here to the end of the process' work; before, a signal ends it at once, as there is nothing to save."""
-    session.signals = engine.boundary.signals
-    session.signals.install()
-
-
 @contextlib.contextmanager
 def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """An out-of-memory error of torch as one sentence: batch size, peak, what to try."""
@@ -96,7 +89,6 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
 
 def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
-    _catch_signals(engine, session)
     scores, progress = engine.validate(val), engine.progress
     if scores is None:
         assert engine.boundary.reason is not None

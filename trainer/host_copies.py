@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Contiguous copies, floating ones as float32. Each name has one buffer: a copy is good until the next of that name.
+    """Copies in the memory format of their tensors, floating ones as float32. Each name has one buffer: a copy is good
+    until the next of that name.
 
     On CUDA the buffers are pinned and the copies are queued behind the step that was queued before them; ``wait``
     returns once they are there, and may be called from another thread.
@@ -28,7 +29,8 @@ class HostCopies:
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != value.shape or buffer.dtype is not dtype:
-            buffer = torch.empty(value.shape, dtype=dtype, pin_memory=self._cuda)
+            # Strides stay: the training waits for the copy, and turning channels-last ones round takes three times as long.
+            buffer = torch.empty_like(value, dtype=dtype, device="cpu", pin_memory=self._cuda)
             self._buffers[name] = buffer
         self._asked.append((buffer, value.detach()))
         return buffer
@@ -47,3 +49,12 @@ class HostCopies:
     def wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
+
+
+def contiguous(value: Any) -> Any:
+    """A content of dicts and lists with every tensor in it contiguous, as files hold them."""
+    if isinstance(value, Tensor):
+        return value.contiguous()
+    if type(value) is dict:
+        return {key: contiguous(part) for key, part in value.items()}
+    return [contiguous(part) for part in value] if type(value) is list else value

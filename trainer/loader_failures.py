@@ -18,6 +18,7 @@ SHARED_MEMORY = "/dev/shm"
 _BLOCK = re.compile(r"shared memory\(shm\)|</torch_[0-9]+_")
 _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([0-9, ]+)\)")
 _SIGNAL = re.compile(r"killed by signal: ([^.\n]+)")
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _LEAST_FREE = 1 << 20  # bytes; with less, a queue may have found no room
 
 
@@ -37,11 +38,15 @@ def loader_failure(error: BaseException) -> LoaderFailure | None:
         return LoaderFailure(_no_room())
     if dead is None:
         return None
-    how = f"was killed (signal {_number(killed[1])})" if killed else "ended unexpectedly"
-    return LoaderFailure(
-        f"a loader process (pid {dead[1]}) {how}: often the machine ran out of memory, which its kernel log tells; "
-        "use fewer workers (-j) or smaller batches; a training goes on with --resume"
-    )
+    number = _number(killed[1]) if killed else ""
+    how = f"was killed (signal {number})" if killed else "ended unexpectedly"
+    if number in {str(int(each)) for each in _CRASHES}:
+        advice = "a library it uses crashed, on an image perhaps: -j 0 shows where"
+    else:
+        advice = (
+            "often the machine ran out of memory, which its kernel log tells; use fewer workers (-j) or smaller batches"
+        )
+    return LoaderFailure(f"a loader process (pid {dead[1]}) {how}: {advice}; a training goes on with --resume")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -81,9 +81,11 @@ def _find_checkpoint(config: TrainConfig) -> Found:
     assert config.resume is not None
     if config.resume != "auto":
         given = Path(config.resume)
-        if given.is_dir():
-            given = given / "checkpoints" / LAST if (given / "checkpoints").is_dir() else given / LAST
-        return given, None, []
+        if not given.is_dir():
+            return given, None, []
+        folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
+        path, content, lines = newest_whole(folder)
+        return path or folder / LAST, content, lines  # reading the latter tells what is wrong with it
     if config.evaluate:  # --output-dir is then the evaluation's own
         return _find_to_evaluate(config)
     if config.output_dir:

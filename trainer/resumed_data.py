@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.checks import flag_of
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.resume import Start
@@ -18,11 +19,13 @@ def check_data(start: Start, config: TrainConfig, classes: Sequence[str], conten
 
     ``contents``: for train and val ``images``, and marks that change with what else decides their order.
 
-    Raises UserError for other classes, and for other training images inside an epoch: a position in the epoch's
-    order would mean other samples.
+    Raises UserError for other classes, and for other training images or another order inside an epoch: a position in
+    the epoch's order would mean other samples.
     """
     _check_classes(start, config, classes)
     start.contents = {split: dict(marks) for split, marks in contents.items()}
+    if not config.evaluate:
+        _check_order(start, config)
     saved = (start.checkpoint or {}).get(DATA)
     if saved is None or config.evaluate:
         return
@@ -52,16 +55,38 @@ def _change(saved: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str,
 
 def _refuse_inside_an_epoch(start: Start, config: TrainConfig, now: str, then: str, moved: bool) -> None:
     """Other names alone may be another form of the same images, as shards made of a folder are."""
-    content = start.checkpoint or {}
-    epoch, begins_anew = content.get("epoch", 0), config.start_epoch and config.resume != "auto"
-    if not moved or not content.get("samples_in_epoch") or begins_anew:
-        return
+    if moved and _goes_on_inside_an_epoch(start, config):
+        epoch, anew = _epoch_anew(start)
+        raise UserError(
+            f"{now}, {start.path} was saved inside epoch {epoch} of {then}: its place in the epoch would mean other "
+            f"samples; bring the images back, or {anew}",
+            True,
+        )
+
+
+def _goes_on_inside_an_epoch(start: Start, config: TrainConfig) -> bool:
+    begins_anew = config.start_epoch and config.resume != "auto"
+    return bool((start.checkpoint or {}).get("samples_in_epoch")) and not begins_anew
+
+
+def _epoch_anew(start: Start) -> tuple[int, str]:
+    """The epoch a checkpoint lies in, and how to take it from its beginning."""
+    epoch = (start.checkpoint or {}).get("epoch", 0)
     anew = f"begin the epoch anew with --resume {start.path} --start-epoch {epoch}" if epoch else "start a new run"
-    raise UserError(
-        f"{now}, {start.path} was saved inside epoch {epoch} of {then}: its place in the epoch would mean other "
-        f"samples; bring the images back, or {anew}",
-        True,
-    )
+    return epoch, anew
+
+
+def _check_order(start: Start, config: TrainConfig) -> None:
+    """Flags that an epoch's order follows from must stay inside it."""
+    for key in ("seed", "ra_reps"):
+        then, now = start.saved_resolved.get(key), getattr(config, key)
+        if then not in (None, now) and _goes_on_inside_an_epoch(start, config):
+            epoch, anew = _epoch_anew(start)
+            raise UserError(
+                f"{flag_of(key)} {then} -> {now}: {start.path} was saved inside epoch {epoch}, whose order follows from it: "
+                f"its place in the epoch would mean other samples; leave the flag as it was, or {anew}",
+                True,
+            )
 
 
 def _check_classes(start: Start, config: TrainConfig, classes: Sequence[str]) -> None:

@@ -86,16 +86,17 @@ def launcher_name() -> str:
 def open_run_folder(path: Path, resuming: bool) -> RunFolder:
     """Make and lock a run folder, or lock an existing one that is resumed. Raises UserError."""
     try:
-        if not resuming and ((path / "config.yaml").exists() or list(path.glob("checkpoints/*"))):
-            raise UserError(
-                f"{path} holds a run already: give another --output-dir, or go on with it by --resume {path}"
-            )
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        taken = not resuming and ((path / "config.yaml").exists() or any(path.glob("checkpoints/*")))
+        if not taken:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = _try_lock(path)
     except OSError as error:
         raise UserError(f"cannot make the run folder {path}: {error.strerror or error}") from error
     if lock is None:
         raise UserError(f"{path} is in use by a running process: wait for it, or give another --output-dir")
+    if taken:
+        _unlock(lock)
+        raise UserError(f"{path} holds a run already: give another --output-dir, or go on with it by --resume {path}")
     return RunFolder(path, lock)
 
 
@@ -158,7 +159,8 @@ def run_of_checkpoint(checkpoint: Path) -> Path | None:
     """The run folder a checkpoint lies in, None for a file from elsewhere."""
     folder = checkpoint if checkpoint.parent.name == "checkpoints" else checkpoint.resolve()
     run = folder.parent.parent
-    return run if folder.parent.name == "checkpoints" and (run / "config.yaml").exists() else None
+    known = any((run / name).exists() for name in ("config.yaml", "status.json"))  # one of them may be lost
+    return run if folder.parent.name == "checkpoints" and known else None
 
 
 def to_yaml(config: TrainConfig) -> str:

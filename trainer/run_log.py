@@ -9,8 +9,6 @@ import csv
 import io
 import json
 import math
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +54,10 @@ class Console:
     def say(self, line: str = "") -> None:
         if not self.is_main:
             return
-        try:
-            if self._bar is not None and not self._bar.disable:
-                self._bar.write(line)
-            else:
-                print(line, flush=True)
-        except BrokenPipeError:
-            # Whoever read the lines has gone (`| head`); the training and its files go on.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if self._bar is not None and not self._bar.disable:
+            self._bar.write(line)
+        else:
+            print(line, flush=True)
 
     def notice(self, line: str) -> None:
         self.say(f"note: {line}")

@@ -13,7 +13,7 @@ from trainer.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint_writer import CheckpointWriter, Written
 from trainer.content import rng_state, snapshot_content
 from trainer.distributed import Group
-from trainer.errors import NonFiniteError, RunError
+from trainer.errors import NonFiniteError, RunError, os_reason
 from trainer.host_copies import HostCopies
 from trainer.report import Reporter
 from trainer.run_state import Progress
@@ -156,5 +156,5 @@ class CheckpointSaver:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        return os_reason(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -20,10 +20,11 @@ class StopReason:
 
 
 # By rising weight: ranks that got different signals stop for the heaviest. The place is the code they exchange.
-# Clusters send one of the user signals some minutes before they take the machine away.
+# Clusters send one of the user signals some minutes before they take the machine away; SIGHUP comes of a terminal that is closed.
 _REASONS = (
     None,
     StopReason("SIGINT", EXIT_INTERRUPTED),
+    StopReason("SIGHUP", EXIT_PREEMPTED),
     StopReason("SIGUSR1", EXIT_PREEMPTED),
     StopReason("SIGUSR2", EXIT_PREEMPTED),
     StopReason("SIGTERM", EXIT_PREEMPTED),
@@ -40,7 +41,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.code = 0
-        self._interrupted = False
+        self._interrupted = self._ending = False
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -48,7 +49,13 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _numbers():
+            if number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
             self._before[number] = signal.signal(number, self._handle)
+
+    def hear_no_more(self) -> None:
+        """The run is ending: another Ctrl-C must not cut its last acts short."""
+        self._ending = True
 
     def restore(self) -> None:
         """Put back the handlers that were there before; one that was changed since stays as it is."""
@@ -58,7 +65,7 @@ class StopSignals:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._interrupted:
+        if number == signal.SIGINT and self._interrupted and not self._ending:
             raise KeyboardInterrupt  # the second Ctrl-C waits for nothing
         self._interrupted |= number == signal.SIGINT
         self.code = max(self.code, _numbers()[number])

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+# What reading some bytes as a pickle may end in.
+_NO_PICKLE = ("UnpicklingError", "EOFError", "IndexError", "KeyError")
+
 
 class TensorFileError(ValueError):
     """A file that cannot or must not be read; the text says why, as the end of a sentence."""
@@ -31,9 +34,10 @@ def read_tensor_file(path: str | Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    if type(error).__name__ == "UnpicklingError":  # a page of advice, of which nothing helps here
+    """Without the page of advice that torch adds, of which nothing helps here."""
+    if type(error).__name__ in _NO_PICKLE or "weights_only" in str(error):
         return "no file of tensors"
-    return printable(f"{type(error).__name__}: {error}")
+    return printable(f"{type(error).__name__}: {error}".split(". ")[0])
 
 
 def printable(text: str, most: int = 160) -> str:

@@ -21,8 +21,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, RunError, UserError  # noqa: E402
-from trainer.exits import print_any_name  # noqa: E402
 from trainer.one_line import one_line  # noqa: E402
+from trainer.streams import keep_printing  # noqa: E402
 
 Arms = Mapping[str, Callable[[], float]]
 
@@ -206,7 +206,7 @@ def check_required(benchmark: str, comparisons: Sequence[Comparison], required: 
 
 def run_to_exit_code(benchmark: str, body: Callable[[], int]) -> int:
     """Run ``body``; a RunError (2 for the user's mistake) ends as one line on stderr."""
-    print_any_name()
+    keep_printing()
     try:
         return body()
     except RunError as error:
