@@ -16,7 +16,8 @@ from torchvision import models
 
 from trainer.cli import parse
 from trainer.errors import UserError
-from trainer.summary import count_macs, scaled_peak
+from trainer.hardware import activation_bytes
+from trainer.summary import count_macs
 
 ROOT = Path(__file__).parent.parent
 PEAK = re.compile(r"^expected peak memory: (\d+\.\d+) GiB", re.MULTILINE)
@@ -43,11 +44,6 @@ def test_macs_of_a_model_that_reads_values_are_unknown():
     assert count_macs(Reads(8, 8), 8) is None
 
 
-def test_peaks_are_scaled_along_the_line():
-    assert scaled_peak([(4, 1.0), (8, 1.5)], 16) == pytest.approx(2.5)
-    assert scaled_peak([(4, 1.0)], 4) == 1.0
-
-
 def test_the_summary_is_printed_and_nothing_is_left(run, capsys, tmp_path):
     assert run("--summary", "-b", 16) == 0
     output = capsys.readouterr().out
@@ -55,8 +51,11 @@ def test_the_summary_is_printed_and_nothing_is_left(run, capsys, tmp_path):
     assert f"parameters: {count:,}\n" in output
     assert "MACs of an image's forward pass at 32 pixels: 0.0" in output
     assert "activations kept for the backward pass at batch 16: 0.0" in output
-    assert re.search(r"measured: .* GiB at batch 4, .* GiB at batch 8; scaled to 16\)", output)
-    assert float(PEAK.findall(output)[0]) > 0
+    found = re.search(r"measured: (.*) GiB at batch 8; each further image adds (.*) MiB\)", output)
+    assert found is not None
+    measured, added = map(float, found.groups())
+    assert added > 0
+    assert float(PEAK.findall(output)[0]) == pytest.approx(measured + 8 * added / 1024, abs=0.02)
     assert not list(tmp_path.iterdir())
 
 
@@ -70,11 +69,23 @@ def test_what_ends_the_run_too_is_refused():
         parse(["--summary", "--evaluate"])
 
 
+@pytest.mark.parametrize(("level", "share"), [("O0", 1.0), ("O2", 0.5)])
+def test_what_an_image_adds_follows_its_activations(run, capsys, level, share):
+    assert run("--summary", "-b", 200, "--image-size", 96, "--opt-level", level) == 0
+    found = re.search(r"each further image adds (.*) MiB\)", capsys.readouterr().out)
+    assert found is not None
+    added = activation_bytes(toy_models.tiny(4), 96, share)
+    assert added is not None
+    assert float(found[1]) == pytest.approx(added / 2**20, abs=0.06)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("heap", ["auto", "default"])
 @pytest.mark.parametrize(("arch", "batch"), [("resnet50", 16), ("mobilenet_v2", 32)])
-def test_the_expected_memory_is_the_measured_one_within_a_fifth(tmp_path, arch, batch):
+def test_the_expected_memory_is_the_measured_one_within_a_fifth(tmp_path, arch, batch, heap):
     """In processes of their own: a peak cannot be set back."""
     flags = ["-a", arch, "-b", batch, "--image-size", 224, "--synthetic-size", 3 * batch, "--tensorboard", "false"]
+    flags += ["--cpu-heap", heap]
 
     def start(*more: object) -> str:
         command = [sys.executable, ROOT / "train.py", *map(str, flags), *map(str, more)]

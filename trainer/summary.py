@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,18 +12,15 @@ from trainer.build import Built
 from trainer.config import TrainConfig
 from trainer.finish import memory_errors_named
 from trainer.format_trial import made_up_step
-from trainer.hardware import free_memory, peak_memory_gib, saved_activations
+from trainer.hardware import activation_bytes, free_memory, peak_memory_gib, saved_activations
 from trainer.run_log import Console
 
-SMALL_BATCHES = (4, 8)
+SMALL_BATCH = 8
 _STEPS = 3  # with momentum from the first, and with a heap that has seen a whole step before
 
 
 def say_summary(config: TrainConfig, built: Built, console: Console) -> tuple[str, None]:
-    """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends.
-
-    Activations and MACs are found on the meta device; the peak is measured on small batches and scaled.
-    """
+    """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends."""
     model, device = built.stepper.model, built.stepper.precision.device
     size, batch = config.image_size or 0, min(config.batch_size, config.micro_batch or config.batch_size)
     for line in [_parameters(model), _macs(model, size), _activations(model, size, batch, config.opt_level != "O0")]:
@@ -34,25 +29,11 @@ def say_summary(config: TrainConfig, built: Built, console: Console) -> tuple[st
         console.say("expected peak memory: unknown on this device")
         return "done", None
     with memory_errors_named(config, device):
-        peaks = _measured_peaks(config, built, batch)
-    expected = scaled_peak(peaks, batch)
-    found = ", ".join(f"{peak:.2f} GiB at batch {size}" for size, peak in peaks)
-    kind = "resident" if device.type == "cpu" else "allocated"
-    how = f"measured: {found}" if peaks[-1][0] == batch else f"measured: {found}; scaled to {batch}"
-    console.say(f"expected peak memory: {expected:.2f} GiB {kind} a process ({how})")
+        console.say(_peak(config, built, batch))
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
     if free is not None:
         console.say(f"memory {'free' if device.type == 'cpu' else 'of the device'}: {free / 2**30:.1f} GiB")
     return "done", None
-
-
-def scaled_peak(peaks: list[tuple[int, float]], batch: int) -> float:
-    """The line through the peaks of two small batches, at ``batch``; the one peak where that is all there is."""
-    size, peak = peaks[-1]
-    if len(peaks) == 1:
-        return peak
-    before, least = peaks[0]
-    return peak + (peak - least) / (size - before) * (batch - size)
 
 
 def count_macs(model: nn.Module, image_size: int) -> int | None:
@@ -69,20 +50,31 @@ def count_macs(model: nn.Module, image_size: int) -> int | None:
     return counter.get_total_flops() // 2
 
 
-def _measured_peaks(config: TrainConfig, built: Built, batch: int) -> list[tuple[int, float]]:
-    """Batch sizes and peak GiB of this process at each: up to two small ones."""
-    device, peaks = built.stepper.precision.device, []
-    for size in sorted({min(batch, small) for small in SMALL_BATCHES}):
-        step: Callable[[], None] | None = made_up_step(
-            built.stepper, built.channels_last, config.replace(batch_size=size, micro_batch=None)
-        )
-        for _ in range(_STEPS):
-            assert step is not None
-            step()
-        peaks.append((size, peak_memory_gib(device)))
-        step = None  # and with it its images
-        gc.collect()
-    return peaks
+def _peak(config: TrainConfig, built: Built, batch: int) -> str:
+    """The peak of a few steps on a small batch, and what the images beyond it add to what is alive in a step.
+
+    The small batch's peak holds what does not grow with the batch: the process, its libraries, weights, gradients,
+    optimizer state, and what the allocator holds beside them. Two small batches would tell what grows only by
+    the difference of two peaks, in which the allocator's share is as large as the images'.
+    """
+    assert config.image_size is not None
+    device, small = built.stepper.precision.device, min(batch, SMALL_BATCH)
+    step = made_up_step(built.stepper, built.channels_last, config.replace(batch_size=small, micro_batch=None))
+    for _ in range(_STEPS):
+        step()
+    peak = peak_memory_gib(device)
+    kind = "resident" if device.type == "cpu" else "allocated"
+    found = f"{peak:.2f} GiB at batch {small}"
+    if small == batch:
+        return f"expected peak memory: {peak:.2f} GiB {kind} a process (measured: {found})"
+    added = activation_bytes(built.stepper.model, config.image_size, 1.0 if config.opt_level == "O0" else 0.5)
+    if added is None:
+        return f"expected peak memory: unknown (this model cannot run on the meta device; measured: {found})"
+    expected = peak + added * (batch - small) / 2**30
+    return (
+        f"expected peak memory: {expected:.2f} GiB {kind} a process "
+        f"(measured: {found}; each further image adds {added / 2**20:.1f} MiB)"
+    )
 
 
 def _parameters(model: nn.Module) -> str:
