@@ -16,7 +16,7 @@ from torchvision import models
 
 from trainer.cli import parse
 from trainer.errors import UserError
-from trainer.hardware import activation_bytes
+from trainer.hardware import saved_activations
 from trainer.summary import count_macs
 
 ROOT = Path(__file__).parent.parent
@@ -51,17 +51,17 @@ def test_the_summary_is_printed_and_nothing_is_left(run, capsys, tmp_path):
     assert f"parameters: {count:,}\n" in output
     assert "MACs of an image's forward pass at 32 pixels: 0.0" in output
     assert "activations kept for the backward pass at batch 16: 0.0" in output
-    found = re.search(r"measured: (.*) GiB at batch 8; each further image adds (.*) MiB\)", output)
+    found = re.search(r"measured: (.*) GiB at batch 8, (.*) GiB before; growth scaled by (.*)\)", output)
     assert found is not None
-    measured, added = map(float, found.groups())
-    assert added > 0
-    assert float(PEAK.findall(output)[0]) == pytest.approx(measured + 8 * added / 1024, abs=0.02)
+    peak, before, times = map(float, found.groups())
+    assert 1 < times < 2
+    assert float(PEAK.findall(output)[0]) == pytest.approx(before + (peak - before) * times, abs=0.03)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_no_larger_than_the_small_ones_is_measured_itself(run, capsys):
     assert run("--summary", "-b", 100, "--micro-batch", 8, "--opt-level", "O2") == 0
-    assert "GiB at batch 8)" in capsys.readouterr().out
+    assert re.search(r"GiB at batch 8, .* GiB before\)", capsys.readouterr().out)
 
 
 def test_what_ends_the_run_too_is_refused():
@@ -69,14 +69,22 @@ def test_what_ends_the_run_too_is_refused():
         parse(["--summary", "--evaluate"])
 
 
-@pytest.mark.parametrize(("level", "share"), [("O0", 1.0), ("O2", 0.5)])
-def test_what_an_image_adds_follows_its_activations(run, capsys, level, share):
-    assert run("--summary", "-b", 200, "--image-size", 96, "--opt-level", level) == 0
-    found = re.search(r"each further image adds (.*) MiB\)", capsys.readouterr().out)
+@pytest.mark.parametrize("flags", [[], ["--opt-level", "O2"], ["--model-ema"]])
+def test_the_growth_is_scaled_as_what_a_step_keeps_alive(run, capsys, flags):
+    """By hand: bytes a parameter (weights, gradients, momentum; float32 ones of O2; an average) and an image, less
+    the weights."""
+    assert run("--summary", "-b", 200, "--image-size", 96, *flags) == 0
+    found = re.search(r"growth scaled by (.*)\)", capsys.readouterr().out)
     assert found is not None
-    added = activation_bytes(toy_models.tiny(4), 96, share)
-    assert added is not None
-    assert float(found[1]) == pytest.approx(added / 2**20, abs=0.06)
+    half = "O2" in flags
+    model = toy_models.tiny(4)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    saved = saved_activations(model, 96)
+    assert saved is not None
+    image = (saved[0] + 2 * saved[1]) * (0.5 if half else 1.0)
+    state = count * ((20 if half else 12) + (4 if "--model-ema" in flags else 0))
+    small, large = (state + size * image - 4 * count for size in (8, 200))
+    assert float(found[1]) == pytest.approx(large / small, rel=0.02)
 
 
 @pytest.mark.slow

@@ -80,26 +80,19 @@ def expected_memory(
     model: nn.Module, image_size: int, batch_size: int, activation_share: float, bytes_a_parameter: int
 ) -> int | None:
     """Bytes that are alive at the peak of a training step of a float32 ``model``: ``bytes_a_parameter`` for weights,
-    gradients and state (the last step's gradients live until the forward pass is over), and ``activation_bytes``.
+    gradients and state (the last step's gradients live until the forward pass is over), and what the forward pass saves
+    (``saved_activations``) with the largest workspace, scaled by ``activation_share`` (0.5 where they will be half precision).
 
     None for a model that cannot run on the meta device.
     """
-    activations = activation_bytes(model, image_size, activation_share)
-    if activations is None:
-        return None
-    state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
-    return int(state + activations * batch_size)
-
-
-def activation_bytes(model: nn.Module, image_size: int, share: float) -> float | None:
-    """Bytes that an image adds to the peak of a training step: what the forward pass saves, and the largest workspace
-    of an op; scaled by ``share`` (0.5 where activations will be half precision). None as of ``saved_activations``."""
     saved = saved_activations(model, image_size)
     if saved is None:
         return None
     total, largest = saved
-    # Of the op with the largest: its gradient and that of what it was made from, or a convolution's copies of both.
-    return (total + 2 * largest) * share
+    state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
+    # The largest workspace: the gradients of the largest activation and of what it was made from, or a
+    # convolution's copies of both.
+    return int(state + (total + 2 * largest) * activation_share * batch_size)
 
 
 def saved_activations(model: nn.Module, image_size: int) -> tuple[float, float] | None:

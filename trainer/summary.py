@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.build import Built
+from trainer.build import Built, step_memory
 from trainer.config import TrainConfig
 from trainer.finish import memory_errors_named
 from trainer.format_trial import made_up_step
-from trainer.hardware import activation_bytes, free_memory, peak_memory_gib, saved_activations
+from trainer.hardware import free_memory, peak_memory_gib, saved_activations
 from trainer.run_log import Console
 
 SMALL_BATCH = 8
@@ -51,30 +51,26 @@ def count_macs(model: nn.Module, image_size: int) -> int | None:
 
 
 def _peak(config: TrainConfig, built: Built, batch: int) -> str:
-    """The peak of a few steps on a small batch, and what the images beyond it add to what is alive in a step.
+    """The growth of the peak in a few steps on a small batch, times what is alive at ``batch`` over what is at the small one.
 
-    The small batch's peak holds what does not grow with the batch: the process, its libraries, weights, gradients,
-    optimizer state, and what the allocator holds beside them. Two small batches would tell what grows only by
-    the difference of two peaks, in which the allocator's share is as large as the images'.
+    So the allocator's overhead, which a count of tensors leaves out, is that of this machine, heap and model.
     """
-    assert config.image_size is not None
-    device, small = built.stepper.precision.device, min(batch, SMALL_BATCH)
+    model, device, small = built.stepper.model, built.stepper.precision.device, min(batch, SMALL_BATCH)
+    before = peak_memory_gib(device)
     step = made_up_step(built.stepper, built.channels_last, config.replace(batch_size=small, micro_batch=None))
     for _ in range(_STEPS):
         step()
     peak = peak_memory_gib(device)
     kind = "resident" if device.type == "cpu" else "allocated"
-    found = f"{peak:.2f} GiB at batch {small}"
+    found = f"measured: {peak:.2f} GiB at batch {small}, {before:.2f} GiB before"
     if small == batch:
-        return f"expected peak memory: {peak:.2f} GiB {kind} a process (measured: {found})"
-    added = activation_bytes(built.stepper.model, config.image_size, 1.0 if config.opt_level == "O0" else 0.5)
-    if added is None:
-        return f"expected peak memory: unknown (this model cannot run on the meta device; measured: {found})"
-    expected = peak + added * (batch - small) / 2**30
-    return (
-        f"expected peak memory: {expected:.2f} GiB {kind} a process "
-        f"(measured: {found}; each further image adds {added / 2**20:.1f} MiB)"
-    )
+        return f"expected peak memory: {peak:.2f} GiB {kind} a process ({found})"
+    alive = [step_memory(model, config, size) for size in (small, batch)]
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if alive[0] is None or alive[1] is None:
+        return f"expected peak memory: unknown (this model cannot run on the meta device; {found})"
+    times = (alive[1] - weights) / (alive[0] - weights)  # the weights were there before
+    return f"expected peak memory: {before + (peak - before) * times:.2f} GiB {kind} a process ({found}; growth scaled by {times:.2f})"
 
 
 def _parameters(model: nn.Module) -> str:
