@@ -23,13 +23,14 @@ def say_summary(config: TrainConfig, built: Built, console: Console) -> tuple[st
     """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends."""
     model, device = built.stepper.model, built.stepper.precision.device
     size, batch = config.image_size or 0, min(config.batch_size, config.micro_batch or config.batch_size)
+    with memory_errors_named(config, device):
+        # First of all: the copies that the other lines take would count as what the process held before.
+        peak = _peak(config, built, batch) if device.type != "mps" else "expected peak memory: unknown on this device"
     for line in [_parameters(model), _macs(model, size), _activations(model, size, batch, config.opt_level != "O0")]:
         console.say(line)
+    console.say(peak)
     if device.type == "mps":
-        console.say("expected peak memory: unknown on this device")
         return "done", None
-    with memory_errors_named(config, device):
-        console.say(_peak(config, built, batch))
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
     if free is not None:
         console.say(f"memory {'free' if device.type == 'cpu' else 'of the device'}: {free / 2**30:.1f} GiB")
