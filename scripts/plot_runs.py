@@ -101,6 +101,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
                 one.plot(*points(run.epochs, of_epoch), linewidth=2, **style)
             if of_val:
                 one.plot(*points(run.epochs, of_val), "o", markersize=5, color=style["color"])
+    axes[0, 0].set_yscale("log")  # a first validation may have a hundred times the loss of the last
     axes[1, 0].set_ylim(bottom=0)
     handles = [pyplot.Line2D([], [], label=run.name, **style) for run, style in zip(runs, styles, strict=True)]
     handles += [

@@ -124,6 +124,17 @@ def test_a_run_that_stops_before_its_first_validation_has_hparams(run):
     assert "hparam/best_val_acc1" not in events("run").Tags()["scalars"]
 
 
+def test_the_hparams_tab_shows_the_memory_format_unasked(run):
+    """It ticks the first five settings by name."""
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    flags = ["--output-dir", "run", "--stop-after-steps", 1, "--tensorboard", "true"]
+    assert run(*flags, "--channels-last", "true", "--auto-augment", "ta_wide") == 0
+    content = events("run").SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    settings = sorted(metadata.parse_session_start_info_plugin_data(content).hparams)
+    assert "channels_last" in settings[:5]
+    assert not {"bad_images", "workers", "cpu_heap"} & set(settings)
+
+
 @pytest.mark.slow
 def test_two_ranks_count_as_one_does(run, tmp_path):
     assert run("--output-dir", "run", "--synthetic-size", 90) == 0

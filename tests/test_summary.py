@@ -16,7 +16,8 @@ from torchvision import models
 
 from trainer.cli import parse
 from trainer.errors import UserError
-from trainer.summary import count_macs, scaled_peak
+from trainer.hardware import saved_activations
+from trainer.summary import count_macs
 
 ROOT = Path(__file__).parent.parent
 PEAK = re.compile(r"^expected peak memory: (\d+\.\d+) GiB", re.MULTILINE)
@@ -43,11 +44,6 @@ def test_macs_of_a_model_that_reads_values_are_unknown():
     assert count_macs(Reads(8, 8), 8) is None
 
 
-def test_peaks_are_scaled_along_the_line():
-    assert scaled_peak([(4, 1.0), (8, 1.5)], 16) == pytest.approx(2.5)
-    assert scaled_peak([(4, 1.0)], 4) == 1.0
-
-
 def test_the_summary_is_printed_and_nothing_is_left(run, capsys, tmp_path):
     assert run("--summary", "-b", 16) == 0
     output = capsys.readouterr().out
@@ -55,14 +51,17 @@ def test_the_summary_is_printed_and_nothing_is_left(run, capsys, tmp_path):
     assert f"parameters: {count:,}\n" in output
     assert "MACs of an image's forward pass at 32 pixels: 0.0" in output
     assert "activations kept for the backward pass at batch 16: 0.0" in output
-    assert re.search(r"measured: .* GiB at batch 4, .* GiB at batch 8; scaled to 16\)", output)
-    assert float(PEAK.findall(output)[0]) > 0
+    found = re.search(r"measured: (.*) GiB at batch 8, (.*) GiB before; growth scaled by (.*)\)", output)
+    assert found is not None
+    peak, before, times = map(float, found.groups())
+    assert 1 < times < 2
+    assert float(PEAK.findall(output)[0]) == pytest.approx(before + (peak - before) * times, abs=0.03)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_no_larger_than_the_small_ones_is_measured_itself(run, capsys):
     assert run("--summary", "-b", 100, "--micro-batch", 8, "--opt-level", "O2") == 0
-    assert "GiB at batch 8)" in capsys.readouterr().out
+    assert re.search(r"GiB at batch 8, .* GiB before\)", capsys.readouterr().out)
 
 
 def test_what_ends_the_run_too_is_refused():
@@ -70,11 +69,31 @@ def test_what_ends_the_run_too_is_refused():
         parse(["--summary", "--evaluate"])
 
 
+@pytest.mark.parametrize("flags", [[], ["--opt-level", "O2"], ["--model-ema"]])
+def test_the_growth_is_scaled_as_what_a_step_keeps_alive(run, capsys, flags):
+    """By hand: bytes a parameter (weights, gradients, momentum; float32 ones of O2; an average) and an image, less
+    the weights."""
+    assert run("--summary", "-b", 200, "--image-size", 96, *flags) == 0
+    found = re.search(r"growth scaled by (.*)\)", capsys.readouterr().out)
+    assert found is not None
+    half = "O2" in flags
+    model = toy_models.tiny(4)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    saved = saved_activations(model, 96)
+    assert saved is not None
+    image = (saved[0] + 2 * saved[1]) * (0.5 if half else 1.0)
+    state = count * ((20 if half else 12) + (4 if "--model-ema" in flags else 0))
+    small, large = (state + size * image - 4 * count for size in (8, 200))
+    assert float(found[1]) == pytest.approx(large / small, rel=0.02)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("heap", ["auto", "default"])
 @pytest.mark.parametrize(("arch", "batch"), [("resnet50", 16), ("mobilenet_v2", 32)])
-def test_the_expected_memory_is_the_measured_one_within_a_fifth(tmp_path, arch, batch):
+def test_the_expected_memory_is_the_measured_one_within_a_fifth(tmp_path, arch, batch, heap):
     """In processes of their own: a peak cannot be set back."""
     flags = ["-a", arch, "-b", batch, "--image-size", 224, "--synthetic-size", 3 * batch, "--tensorboard", "false"]
+    flags += ["--cpu-heap", heap]
 
     def start(*more: object) -> str:
         command = [sys.executable, ROOT / "train.py", *map(str, flags), *map(str, more)]

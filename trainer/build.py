@@ -80,7 +80,7 @@ def build_stepper(
     frozen = freeze_backbone(model, config.arch, config.num_classes) if config.freeze_backbone else None
     half = DTYPES[config.amp_dtype]
     options = override_options(level_options(config.opt_level, half), config.keep_batchnorm_fp32, config.loss_scale)
-    heap = _set_heap(model, config, options, group, estimate_memory)
+    heap = _set_heap(model, config, group, estimate_memory)
     lines = [line for line in (loaded, frozen) if line]
     if config.channels_last == "auto":
         passes = expected_passes(config, train_images, group.world_size)
@@ -145,24 +145,28 @@ def _load_weights(model: nn.Module, config: TrainConfig, group: Group) -> str | 
     return line
 
 
-def _set_heap(
-    model: nn.Module, config: TrainConfig, options: LevelOptions, group: Group, estimate: bool
-) -> dict[str, Any]:
+def _set_heap(model: nn.Module, config: TrainConfig, group: Group, estimate: bool) -> dict[str, Any]:
     """Choose the CPU's heap before the first large activation; the same choice on every rank of a machine."""
     if group.device.type != "cpu":
         return {"choice": "default", "why": "the device is no CPU", "expected": None, "free": None}
-    assert config.image_size is not None
-    level = options.opt_level
     batch = min(config.batch_size, config.micro_batch or config.batch_size)
-    share = 1.0 if level == "O0" else 0.5
-    state = _BYTES_A_PARAMETER[level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE)
-    expected = expected_memory(model, config.image_size, batch, share, state) if estimate else None
+    expected = step_memory(model, config, batch) if estimate else None
     expected = expected and expected * group.ranks.local_world_size
     free = group.on_main(free_memory)
     choice, why = choose_heap(config.cpu_heap, "cpu", expected, free)
     if choice == "retain" and not retain_heap():
         choice, why = "default", "the C library refused"
     return {"choice": choice, "why": why, "expected": expected, "free": free}
+
+
+def step_memory(model: nn.Module, config: TrainConfig, batch: int) -> int | None:
+    """Bytes alive at the peak of a training step on ``batch`` images (``hardware.expected_memory``), with this run's
+    precision and average of the weights."""
+    assert config.image_size is not None
+    assert config.opt_level is not None
+    share = 1.0 if config.opt_level == "O0" else 0.5
+    state = _BYTES_A_PARAMETER[config.opt_level] + (0 if config.model_ema is None else _BYTES_OF_AVERAGE)
+    return expected_memory(model, config.image_size, batch, share, state)
 
 
 def static_graph_is_safe(config: TrainConfig) -> bool:

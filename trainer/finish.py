@@ -16,6 +16,11 @@ from trainer.exits import Session
 from trainer.hardware import peak_memory_gib
 from trainer.progress import duration
 
+# Settings that runs are not sorted by in TensorBoard's hparams tab, which ticks the first five by name.
+NOT_SORTED_BY = (
+    *NOT_IN_FILE, *MATCH_IGNORES, "data_dir", "train_shards", "val_shards", "val_labels", "class_map", "bad_images",
+)  # fmt: skip
+
 
 def fit(
     engine: Engine, train: TrainBatches, val: ValBatches, config: TrainConfig, session: Session
@@ -33,7 +38,7 @@ def fit(
     if done and _early(engine):
         engine.report.console.say(f"stopped after epoch {progress.epoch - 1}{_early(engine)}")
     if session.files is not None and (done or progress.best_epoch < 0):
-        settings = {key: getattr(config, key) for key in KEYS if key not in (*NOT_IN_FILE, *MATCH_IGNORES)}
+        settings = {key: getattr(config, key) for key in KEYS if key not in NOT_SORTED_BY}
         session.files.add_hparams(settings, _sorted_by(engine), progress.step)
     best = (
         f"best Prec@1 {progress.best_acc1:.3f} at epoch {progress.best_epoch}"

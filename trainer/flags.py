@@ -135,7 +135,7 @@ ROWS: list[Row] = [
         ("stop_after_epochs", "--stop-after-epochs", "save and leave after this many epochs of this start; the schedule stays"),
         ("stop_after_steps", "--stop-after-steps", "the same in steps"),
         ("evaluate", "-e --evaluate --test-only", "validate once and leave; weights from --resume or --weights"),
-        ("summary", "--summary", "print parameters, MACs, activation and expected peak memory, measured on small batches and scaled, and leave"),
+        ("summary", "--summary", "print parameters, MACs, activation and expected peak memory, measured on a small batch and scaled, and leave"),
         ("seed", "--seed", "seed of weights, order and augmentation"),
         ("deterministic", "--deterministic --use-deterministic-algorithms", "bitwise equal reruns, slower on a GPU"),
         ("print_freq", "-p --print-freq --log-interval", "steps between log lines"),

@@ -79,8 +79,9 @@ def peak_memory_gib(device: torch.device) -> float:
 def expected_memory(
     model: nn.Module, image_size: int, batch_size: int, activation_share: float, bytes_a_parameter: int
 ) -> int | None:
-    """Bytes a training step of a float32 ``model`` needs: ``bytes_a_parameter`` for weights, gradients and
-    state, and ``saved_activations``, scaled by ``activation_share`` (0.5 where they will be half precision).
+    """Bytes that are alive at the peak of a training step of a float32 ``model``: ``bytes_a_parameter`` for weights,
+    gradients and state (the last step's gradients live until the forward pass is over), and what the forward pass saves
+    (``saved_activations``) with the largest workspace, scaled by ``activation_share`` (0.5 where they will be half precision).
 
     None for a model that cannot run on the meta device.
     """
@@ -89,7 +90,8 @@ def expected_memory(
         return None
     total, largest = saved
     state = sum(p.numel() for p in model.parameters()) * bytes_a_parameter
-    # Backward adds the gradients of the largest activation and of what it was made from.
+    # The largest workspace: the gradients of the largest activation and of what it was made from, or a
+    # convolution's copies of both.
     return int(state + (total + 2 * largest) * activation_share * batch_size)
 
 

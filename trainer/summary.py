@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.build import Built
+from trainer.build import Built, step_memory
 from trainer.config import TrainConfig
 from trainer.finish import memory_errors_named
 from trainer.format_trial import made_up_step
 from trainer.hardware import free_memory, peak_memory_gib, saved_activations
 from trainer.run_log import Console
 
-SMALL_BATCHES = (4, 8)
+SMALL_BATCH = 8
 _STEPS = 3  # with momentum from the first, and with a heap that has seen a whole step before
 
 
 def say_summary(config: TrainConfig, built: Built, console: Console) -> tuple[str, None]:
-    """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends.
-
-    Activations and MACs are found on the meta device; the peak is measured on small batches and scaled.
-    """
+    """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends."""
     model, device = built.stepper.model, built.stepper.precision.device
     size, batch = config.image_size or 0, min(config.batch_size, config.micro_batch or config.batch_size)
+    with memory_errors_named(config, device):
+        # First of all: the copies that the other lines take would count as what the process held before.
+        peak = _peak(config, built, batch) if device.type != "mps" else "expected peak memory: unknown on this device"
     for line in [_parameters(model), _macs(model, size), _activations(model, size, batch, config.opt_level != "O0")]:
         console.say(line)
+    console.say(peak)
     if device.type == "mps":
-        console.say("expected peak memory: unknown on this device")
         return "done", None
-    with memory_errors_named(config, device):
-        peaks = _measured_peaks(config, built, batch)
-    expected = scaled_peak(peaks, batch)
-    found = ", ".join(f"{peak:.2f} GiB at batch {size}" for size, peak in peaks)
-    kind = "resident" if device.type == "cpu" else "allocated"
-    how = f"measured: {found}" if peaks[-1][0] == batch else f"measured: {found}; scaled to {batch}"
-    console.say(f"expected peak memory: {expected:.2f} GiB {kind} a process ({how})")
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
     if free is not None:
         console.say(f"memory {'free' if device.type == 'cpu' else 'of the device'}: {free / 2**30:.1f} GiB")
     return "done", None
-
-
-def scaled_peak(peaks: list[tuple[int, float]], batch: int) -> float:
-    """The line through the peaks of two small batches, at ``batch``; the one peak where that is all there is."""
-    size, peak = peaks[-1]
-    if len(peaks) == 1:
-        return peak
-    before, least = peaks[0]
-    return peak + (peak - least) / (size - before) * (batch - size)
 
 
 def count_macs(model: nn.Module, image_size: int) -> int | None:
@@ -69,20 +51,27 @@ def count_macs(model: nn.Module, image_size: int) -> int | None:
     return counter.get_total_flops() // 2
 
 
-def _measured_peaks(config: TrainConfig, built: Built, batch: int) -> list[tuple[int, float]]:
-    """Batch sizes and peak GiB of this process at each: up to two small ones."""
-    device, peaks = built.stepper.precision.device, []
-    for size in sorted({min(batch, small) for small in SMALL_BATCHES}):
-        step: Callable[[], None] | None = made_up_step(
-            built.stepper, built.channels_last, config.replace(batch_size=size, micro_batch=None)
-        )
-        for _ in range(_STEPS):
-            assert step is not None
-            step()
-        peaks.append((size, peak_memory_gib(device)))
-        step = None  # and with it its images
-        gc.collect()
-    return peaks
+def _peak(config: TrainConfig, built: Built, batch: int) -> str:
+    """The growth of the peak in a few steps on a small batch, times what is alive at ``batch`` over what is at the small one.
+
+    So the allocator's overhead, which a count of tensors leaves out, is that of this machine, heap and model.
+    """
+    model, device, small = built.stepper.model, built.stepper.precision.device, min(batch, SMALL_BATCH)
+    before = peak_memory_gib(device)
+    step = made_up_step(built.stepper, built.channels_last, config.replace(batch_size=small, micro_batch=None))
+    for _ in range(_STEPS):
+        step()
+    peak = peak_memory_gib(device)
+    kind = "resident" if device.type == "cpu" else "allocated"
+    found = f"measured: {peak:.2f} GiB at batch {small}, {before:.2f} GiB before"
+    if small == batch:
+        return f"expected peak memory: {peak:.2f} GiB {kind} a process ({found})"
+    alive = [step_memory(model, config, size) for size in (small, batch)]
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if alive[0] is None or alive[1] is None:
+        return f"expected peak memory: unknown (this model cannot run on the meta device; {found})"
+    times = (alive[1] - weights) / (alive[0] - weights)  # the weights were there before
+    return f"expected peak memory: {before + (peak - before) * times:.2f} GiB {kind} a process ({found}; growth scaled by {times:.2f})"
 
 
 def _parameters(model: nn.Module) -> str:
