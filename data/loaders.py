@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.collate import BadImage
@@ -17,7 +16,7 @@ from data.dataset import ImageDataset
 from data.feed import DeviceFeed, FeedOptions, Mix
 from data.sampler import StepPlan, StepSampler, rank_share
 from data.synthetic import SyntheticBatches, SyntheticImages
-from data.worker_start import WorkerStart
+from data.worker_start import WorkerLoader, WorkerStart
 
 Source = ImageDataset | SyntheticImages
 # Called with the name of the split and the unreadable samples of a batch; raises where the run is to end.
@@ -58,7 +57,7 @@ class HostBatches:
             yield images, target
 
 
-def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoader[Any]:
+def worker_batches(source: Any, sampler: Any, options: HostOptions) -> WorkerLoader:
     """What ``source.__getitems__`` makes of each batch of ``sampler``, in order, made by worker processes."""
     # The start of the run says it in one line of ours, for all loaders and once.
     warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -66,7 +65,7 @@ def worker_batches(source: Any, sampler: Any, options: HostOptions) -> DataLoade
     warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks", category=DeprecationWarning)
     # An iterator whose workers could not be started has none to stop; without this torch says so at length.
     _MultiProcessingDataLoaderIter._shutdown = True
-    return DataLoader(
+    return WorkerLoader(
         source,
         batch_sampler=sampler,
         num_workers=options.workers,

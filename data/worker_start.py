@@ -5,6 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+class WorkerLoader(DataLoader[Any]):
+    """A DataLoader whose workers are born with SIGTERM blocked: libraries may start threads in a worker
+    before ``WorkerStart`` is called, and one thread that takes the signal is the end of the process."""
+
+    def __iter__(self) -> Any:
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return super().__iter__()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerStart:
@@ -23,12 +40,10 @@ class WorkerStart:
 def _leave_signals_to_the_parent() -> None:
     """Ctrl-C, clusters and torchrun signal every process of a run. The run still takes a step and saves before it
     stops, for which it needs its workers; they end when it tells them to, or when it has gone."""
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux: it tells who sent the signal
-        # Blocked before the thread starts, so that no thread of this process takes the signal in the usual way.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_for_the_parent, args=(os.getppid(),), daemon=True).start()
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ from data.loaders import HostBatches, HostOptions, fail_on_bad, worker_batches
 from data.sampler import StepSampler
 from data.synthetic import build_synthetic
 from data.transforms import TrainTransform
+from data.worker_start import WorkerStart
 
 CPU = torch.device("cpu")
 FEED = FeedOptions(CPU, (0.5,) * 3, (0.2,) * 3, torch.float32, torch.channels_last)
@@ -75,6 +80,37 @@ def test_workers_give_way_by_as_much_as_asked_and_live_on(niceness: int):
     assert {nice for _, nice, _ in first} == {min(19, here + niceness)}
 
 
+class WhoHears:
+    """Stands in for images: a batch is, of each thread of the process that made it, whether it leaves SIGTERM alone."""
+
+    def __getitems__(self, keys: list[Key]) -> list[bool]:
+        return [_blocks_sigterm(thread) for thread in Path("/proc/self/task").iterdir()]
+
+
+def _blocks_sigterm(thread: Path) -> bool:
+    blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)$", (thread / "status").read_text(), re.MULTILINE)
+    assert blocked
+    return bool(int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+class AfterAnotherThread(WorkerStart):
+    """A worker in which a library has a thread already, as after the fork of a process that has trained."""
+
+    def __call__(self, worker: int) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        super().__call__(worker)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_thread_of_a_worker_takes_a_sigterm_and_ours_all_do(monkeypatch: pytest.MonkeyPatch):
+    """torchrun and clusters send it to every process of a run, which still needs its workers for a step and a save."""
+    monkeypatch.setattr("data.loaders.WorkerStart", AfterAnotherThread)
+    for hears in worker_batches(WhoHears(), [[(0, 1)], [(0, 2)]], HostOptions(2)):
+        assert len(hears) >= 3, "the worker's own, the library's, the one that waits for the signal"
+        assert hears.count(False) <= 1, "for the one that waits the system lifts the block"
+    assert not _blocks_sigterm(Path("/proc/self"))
+
+
 def test_without_workers_this_process_loads_as_nice_as_it_was():
     here = os.getpriority(os.PRIO_PROCESS, 0)
     ((process, nice, _),) = worker_batches(WhoLoads(), [[(0, 1)]], HostOptions(0, False, 3))
@@ -92,7 +128,7 @@ def test_what_was_planned_reaches_the_loader(
         asked.append(kwargs)
         return DataLoader(*args, **{**kwargs, "pin_memory": False})
 
-    monkeypatch.setattr("data.loaders.DataLoader", loader)
+    monkeypatch.setattr("data.loaders.WorkerLoader", loader)
     index, _ = scan_data_dir(str(make_folder(tmp_path, train=2, val=1, size=8)))
     source = ImageDataset(index, Decoder(), TrainTransform(8, (0.3, 1.0), 0.5, "bilinear", 0))
     HostBatches("train", source, [[(0, 0)]], HostOptions(workers, pinned))
