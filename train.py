@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.cli import Request, parse
@@ -28,7 +30,8 @@ def run(
     # Of a resumed run only the command line counts here: its checkpoint is read with torch, which is too late.
     if request.config.cpu_heap == "hugepages":
         ask_for_huge_pages()
-    # torch comes in here and below, so that --help and a mistyped flag are answered at once.
+    look_at_folder(request.config)
+    # torch comes in here and below, so that --help and a mistyped flag or folder are answered at once.
     import data_commands
     from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources
     from data.feed import FeedOptions
@@ -84,14 +87,32 @@ def run(
     return finish.evaluate(engine, val, session) if config.evaluate else finish.fit(engine, train, val, config, session)
 
 
+def look_at_folder(config: TrainConfig) -> None:
+    """Of several processes, the first says it later, once; --check-data finds out more. Raises UserError."""
+    if config.data_dir is None or config.check_data or os.environ.get("WORLD_SIZE", "1") != "1":
+        return
+    from data.folder import check_dir
+
+    with folder_errors_told():
+        check_dir(config.data_dir)
+
+
 def find_images(config: TrainConfig) -> Any:
     """The indexes of both splits; None without DIR or shards. Raises UserError."""
     from data.build import IndexOptions, open_indexes
+
+    with folder_errors_told():
+        return open_indexes(pick(IndexOptions, config))
+
+
+@contextlib.contextmanager
+def folder_errors_told() -> Iterator[None]:
+    """What is wrong with DIR is the user's to mend."""
     from data.folder import FolderError
     from trainer.errors import UserError
 
     try:
-        return open_indexes(pick(IndexOptions, config))
+        yield
     except FolderError as error:
         raise UserError(str(error)) from error
 

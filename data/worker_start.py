@@ -44,6 +44,9 @@ def _leave_signals_to_the_parent() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux: it tells who sent the signal
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGTERM}
+        )  # before the thread starts, which has it from this one
         threading.Thread(target=_end_for_the_parent, args=(os.getppid(),), daemon=True).start()
 
 

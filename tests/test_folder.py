@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,18 @@ def test_an_index_names_and_reads_its_files_and_travels_small(folder: Path):
     assert str(folder) not in "".join(val.paths)
     many = dataclasses.replace(val, paths=Names(["b/000.jpg"] * 10_000), labels=np.zeros(10_000, np.int32))
     assert len(pickle.dumps(many)) < 10_000 * (len("b/000.jpg") + 8 + 4) + 5_000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
+def test_a_pipe_in_place_of_a_scanned_file_holds_up_nobody(folder: Path):
+    train, _ = scan_data_dir(str(folder))
+    os.unlink(train.name(0))
+    os.mkfifo(train.name(0))
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(train.read(0)), daemon=True)
+    reader.start()
+    reader.join(20)
+    assert read == [b""]
 
 
 def test_broken_links_and_loops_are_left_out(folder: Path):

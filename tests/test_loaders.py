@@ -124,7 +124,7 @@ def test_only_a_gpu_asks_for_pinned_memory(train_set: ImageDataset, monkeypatch:
         asked.append(pin_memory)
         return DataLoader(*args, **kwargs)
 
-    monkeypatch.setattr("data.loaders.DataLoader", loader)
+    monkeypatch.setattr("data.loaders.WorkerLoader", loader)
     TrainLoader(train_set, StepSampler(28, 8), HostOptions(), options())
     assert asked == [False]
 

@@ -147,7 +147,7 @@ def test_only_its_parents_sigterm_ends_a_worker():
     ours, theirs = context.Pipe()
     worker = context.Process(target=work, args=(theirs,), daemon=True)
     worker.start()
-    for signals in ([], ["TERM", "INT", "USR1", "USR2", "TERM"]):
+    for signals in ([], ["TERM", "INT", "HUP", "USR1", "USR2", "TERM"]):
         for name in signals:
             subprocess.run(["sh", "-c", f"kill -{name} {worker.pid}"], check=True)
         ours.send("still there?")

@@ -58,6 +58,15 @@ def test_help_answers_without_torch(tmp_path):
     assert "precision, memory format, device:" in done.stdout
 
 
+def test_a_wrong_folder_is_told_before_torch_is_there(tmp_path):
+    code = "import sys, train\ncode = train.main(['nowhere'])\nprint('exit', code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.stdout == "exit 2 False\n"
+    assert done.stderr.startswith(f"error: no folder {tmp_path / 'nowhere'}: DIR must hold train/ and val/")
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_loss_changes_and_the_class_is_learnt(run, level):
     """R38; made-up images show their class."""
