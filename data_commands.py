@@ -22,6 +22,7 @@ from trainer.errors import BadDataError, UserError
 from trainer.hardware import cpu_info, default_workers, usable_cores
 from trainer.one_line import printable
 from trainer.run_log import Console
+from trainer.streams import refuse_lost_output
 
 Outcome = tuple[str, str | None]
 
@@ -53,6 +54,7 @@ def check_data(config: TrainConfig) -> Outcome:
         lines = [json.dumps(preflight_report.as_json(report, _place(config)))]
     for line in lines:
         console.say(line)
+    refuse_lost_output()
     if not report.ok:
         raise BadDataError(preflight_report.verdict(report))
     return "done", None
@@ -84,4 +86,5 @@ def bench_data(train_set: Any, config: TrainConfig, group: Group, sizes: Mapping
         lines = [json.dumps(speed.as_json(data=_place(config), cpu=cpu, usable_cores=cores))]
     for line in lines:
         Console(True).say(line)
+    refuse_lost_output()
     return "done", None

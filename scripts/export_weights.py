@@ -47,7 +47,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for path in filter(None, (args.out, args.pt2)):
         if not path.parent.is_dir():
             raise UserError(f"{path}: there is no folder {path.parent}")
-        if path.is_dir() or (path.exists() and path.samefile(args.checkpoint)):
+        if path.is_dir() or (path.exists() and args.checkpoint.exists() and path.samefile(args.checkpoint)):
             raise UserError(f"{path} is a folder or the checkpoint itself: name another file")
         if path.exists() and not args.force:
             raise UserError(f"{path} is there already: name another file, or write over it with --force")

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not in sys.path]
 
-from trainer.errors import EXIT_OK, EXIT_USER, UserError  # noqa: E402
+from trainer.errors import EXIT_OK, EXIT_USER, UserError, os_reason  # noqa: E402
 
 Rows = list[dict[str, Any]]
 _HEADER = ("run", "epochs", "steps", "best val Prec@1", "last val loss", "images/s", "peak memory, GiB")
@@ -44,8 +44,9 @@ def read_run(folder: Path) -> Run:
     path = folder / "metrics.jsonl" if folder.is_dir() else folder
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): name folders that train.py wrote") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "it holds no text"
+        raise UserError(f"{path} cannot be read ({why}): name folders that train.py wrote") from error
     found: dict[str, Rows] = {"step": [], "epoch": []}
     for number, line in enumerate(lines, 1):
         try:
@@ -54,7 +55,9 @@ def read_run(folder: Path) -> Run:
             if number == len(lines):  # a run that goes on may be writing it
                 break
             raise UserError(f"{path}, line {number} is no JSON: name folders that train.py wrote") from error
-        found.get(record.get("kind"), []).append(record)
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number} is no record: name folders that train.py wrote")
+        found.get(str(record.get("kind")), []).append(record)
     if not found["step"] and not found["epoch"]:
         raise UserError(f"{path} holds no logged step yet")
     return Run(path.parent.name, found["step"], found["epoch"])
@@ -154,13 +157,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.output.suffix != ".png":
             raise UserError(f"--output {args.output}: the picture is a PNG, name it so")
         runs = name_apart([read_run(folder) for folder in args.runs], args.runs)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        draw(runs, args.output)
+        written = args.output.with_suffix(".html")
+        try:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            draw(runs, args.output)
+            written.write_text(page(runs, args.output), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--output {args.output} cannot be written: {os_reason(error)}") from error
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER
-    written = args.output.with_suffix(".html")
-    written.write_text(page(runs, args.output), encoding="utf-8")
     print(f"written: {args.output}, {written}")
     return EXIT_OK
 

@@ -35,6 +35,7 @@ def main() -> None:
     group = Group(read_ranks(), torch.device("cpu"), timeout_s=60)
     agreement, rank = Agreement(group), group.ranks.rank
     found = {
+        "clock": told(agreement, 5, {}, {1: True, 2: True}),  # due until the save is made, at boundary 2
         "stops": told(agreement, 10, {2: 1} if rank == 0 else {2: 4}, {}),
         "saves": told(agreement, 5, {}, {1: True} if rank == 0 else {3: True}),
         "unequal": told(agreement, 2 if rank == 0 else 5, {}, {}),

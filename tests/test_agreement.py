@@ -37,6 +37,10 @@ def test_only_rank_0s_clock_saves(ranks):
     assert [at for at, decision in enumerate(ranks[0]["saves"]) if decision["save"]] == [2]
 
 
+def test_one_due_save_is_made_once(ranks):
+    assert [at for at, decision in enumerate(ranks[0]["clock"]) if decision["save"]] == [2]
+
+
 def test_ranks_with_less_to_do_wait_for_the_others(ranks):
     """As in validation, where the number of batches differs: the last boundary of work is number 4."""
     assert [decision["busy"] for decision in ranks[0]["unequal"]] == [True] * 6 + [False]

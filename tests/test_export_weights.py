@@ -59,6 +59,7 @@ def test_a_file_that_is_there_stays_without_force(run, capsys) -> None:
         ([LAST, "nowhere/out.pth"], "no folder nowhere"),
         ([LAST, "out.pth", "--ema"], "no averaged weights"),
         (["foreign.pt", "out.pth"], "another script"),
+        (["none.pt", "foreign.pt", "--force"], "no such file"),
     ],
 )
 def test_mistakes_are_a_sentence(run, capsys, arguments: list[str], part: str) -> None:

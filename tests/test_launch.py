@@ -109,8 +109,18 @@ def test_two_agents_on_loopback_make_one_run(tmp_path: Path, processes) -> None:
 
 
 STAND_INS = {
-    # Runs what follows its own options in its own place, so that a signal to it is one to the task.
-    "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    # As the real one (src/srun/signals.c): SIGTERM becomes a SIGKILL of the task, unless it is told to ignore it.
+    "srun": """
+[[ $1 != --help ]] || { echo "  --ignore-signals=SIGNALS"; exit; }
+on_term='kill -KILL $task'
+while [[ $1 == --* ]]; do [[ $1 != --ignore-signals=SIGTERM ]] || on_term=:; shift; done
+"$@" & task=$!
+echo $task > "$TASK"
+trap "$on_term" TERM
+while kill -0 $task 2>/dev/null; do wait $task; code=$?; done
+exit $code
+""",
+    "scancel": '[[ $* == "--signal=TERM 77.0" ]] && kill -TERM "$(cat "$TASK")"\n',
     "scontrol": 'if [[ $1 == show ]]; then echo 127.0.0.1; else echo "$@" >> "$REQUEUED"; fi\n',
 }
 
@@ -123,14 +133,23 @@ def test_the_slurm_job_saves_is_queued_again_and_goes_on(tmp_path: Path, process
     spooled = shutil.copy(SBATCH, tmp_path / "slurm_script")  # Slurm runs a copy
     queue = tmp_path / "queue.txt"
     slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
-    env = environ(PATH=f"{tmp_path}:{os.environ['PATH']}", REQUEUED=str(queue), MASTER_PORT=free_port(), **slurm)
+    env = environ(
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        REQUEUED=str(queue),
+        TASK=str(tmp_path / "task"),
+        MASTER_PORT=free_port(),
+        **slurm,
+    )
     command = ["bash", spooled, *TOY, "-a", "toy_models:sleepy", "--synthetic-size", 4000, "--epochs", 99]
     run, words = tmp_path / "runs/slurm-77", tmp_path / "slurm-77.txt"
     seen = 0
     for number, (sent, queued) in enumerate([(signal.SIGUSR1, "requeue 77\n"), (signal.SIGTERM, "requeue 77\n")]):
         job = start(processes, tmp_path, words, command, {**env, "REPOSITORY": str(ROOT)})
         wait_for_steps(run, seen + 3, job, words)
-        os.kill(job.pid, sent)
+        if sent == signal.SIGTERM:  # Slurm's own goes to the script, to srun and to the tasks
+            os.killpg(job.pid, sent)
+        else:
+            os.kill(job.pid, sent)
         assert job.wait(timeout=60) == 1, words.read_text()[-3000:]
         assert queue.read_text() == queued, "SIGTERM is a cancellation or Slurm's own preemption"
         assert json.loads((run / "status.json").read_text())["state"] == "preempted"

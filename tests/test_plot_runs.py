@@ -59,10 +59,17 @@ def test_a_line_being_written_is_left_out(tmp_path):
     assert len(plot_runs.read_run(folder).steps) == 4
 
 
-@pytest.mark.parametrize("text", [None, "", "no json\n{}\n"])
+@pytest.mark.parametrize("text", [None, "", "no json\n{}\n", "[1]\n", "\udcff\n{}\n"])
 def test_what_is_no_run_is_the_users_mistake(tmp_path, capsys, text):
     if text is not None:
-        (tmp_path / "metrics.jsonl").write_text(text)
+        (tmp_path / "metrics.jsonl").write_text(text, errors="surrogateescape")
     assert plot_runs.main([str(tmp_path), "--output", str(tmp_path / "x.png")]) == 2
     assert "metrics.jsonl" in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
+
+
+def test_a_place_that_takes_no_file_is_the_users_mistake(tmp_path, capsys):
+    write_run(tmp_path / "run", 1, 0.5)
+    (tmp_path / "file").touch()
+    assert plot_runs.main([str(tmp_path / "run"), "--output", str(tmp_path / "file/x.png")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -14,9 +14,9 @@ import torch
 from helpers import assert_same_end, load
 
 from trainer import checkpoint
-from trainer.checkpoint import damage_of, write_checkpoint
+from trainer.checkpoint import damage_of, read_checkpoint, write_checkpoint
 from trainer.checkpoint_folder import CheckpointFolder, newest_whole, remove_leftovers
-from trainer.errors import os_reason
+from trainer.errors import UserError, os_reason
 
 CRASHED = 9
 
@@ -139,6 +139,32 @@ def test_bit_flips_that_change_a_value_are_found(tmp_path):
                 torch.load(path, weights_only=True)["state_dict"]["weight"], expected["state_dict"]["weight"]
             )
     assert missed < 20
+
+
+def test_a_flipped_bit_that_says_encrypted_is_damage(tmp_path):
+    """Of which zipfile tells with a plain RuntimeError."""
+    path = tmp_path / "checkpoints" / "last.pt"
+    path.parent.mkdir()
+    write_checkpoint(path, content(7))
+    flipped = bytearray(path.read_bytes())
+    flipped[flipped.index(b"PK\x01\x02") + 8] ^= 1
+    path.write_bytes(flipped)
+    assert "encrypted" in (damage_of(path) or "")
+    assert newest_whole(path.parent)[0] is None
+    with pytest.raises(UserError, match="encrypted"):
+        read_checkpoint(path)
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, content(7))
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("trainer.checkpoint.read_tensor_file", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

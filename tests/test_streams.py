@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, make_folder
 
 FLAGS = "-a toy_models:signalled -b 8 --image-size 32 --synthetic-size 64 --num-classes 4 -p 1 --tensorboard no --output-dir run"
 
@@ -46,3 +46,13 @@ def test_the_code_and_status_are_the_same_without_a_last_line(
     done = started(tmp_path, ">/dev/full 2>&1", flags, {"TOY_SIGNALS": signals} if signals else None)
     assert done.returncode == code
     assert ends is None or state(tmp_path) == ends
+
+
+@pytest.mark.parametrize(("shell", "code"), [(">/dev/full", 1), ("| true", 0), ("> report.json", 0)])
+def test_a_report_that_is_cut_is_a_failure(tmp_path: Path, shell: str, code: int) -> None:
+    """A log may lose lines; of ``--check-data --json > FILE`` the file is all there is."""
+    make_folder(tmp_path / "data", train=4, val=2)
+    done = started(tmp_path, shell, "data --check-data --json -j 0")
+    assert done.returncode == code, done.stderr
+    assert ("only a part of the report (No space left on device)" in done.stderr) is (code == 1)
+    assert not done.stderr.count("Traceback")

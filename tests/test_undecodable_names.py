@@ -51,6 +51,17 @@ def test_a_training_goes_through_and_on(folder: Path, tmp_path: Path):
     assert f"{SHOWN}.jpg (class a): the file is empty" in done.stderr
 
 
+def test_a_class_folder(tmp_path: Path):
+    """Its accuracy is a point of its own in the event file."""
+    make_folder(tmp_path / "data", classes=("a", NAME), train=4, val=2)
+    start(tmp_path, "train.py", "data", *FLAGS, "--epochs", 1, "--output-dir", "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert {"val_class_acc1/a", f"val_class_acc1/{SHOWN}"} <= set(events.Tags()["scalars"])
+
+
 def test_a_run_folder(folder: Path, tmp_path: Path):
     done = start(tmp_path, "train.py", *FLAGS, "--synthetic-size", 8, "--epochs", 1, "--output-dir", folder / "run")
     assert f"run folder {tmp_path}/{SHOWN}/run" in done.stdout

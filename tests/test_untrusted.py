@@ -191,6 +191,7 @@ def test_yaml_that_would_run_code_is_refused(run, capsys) -> None:
         ("config", [1]), ("resolved", 3), ("resolved", {}), ("rng", {}), ("rng", [{}]), ("step", "4"), ("step", -1),
         ("optimizer", None), ("optimizer", {0: 3}), ("epoch", -1), ("samples_in_epoch", -8), ("epoch_sums", 3),
         ("ema", 3), ("ema", {"state_dict": {}}), ("window_sums", [[1.0]]), ("left_out", [[1]]), ("classes", 4), ("skipped_steps", "x"), ("best_acc1", None),
+        ("data", {"train": {}}), ("rng", [{"cpu": torch.zeros(3)}]),
     ],
 )  # fmt: skip
 def test_a_checkpoint_with_parts_of_another_type_is_a_sentence(run, capsys, part: str, value: object) -> None:

@@ -307,6 +307,22 @@ def bad_images_sixth(num_classes: int) -> nn.Module:
     return PoisonedByImages(num_classes, {5})
 
 
+def bad_images_second(num_classes: int) -> nn.Module:
+    return PoisonedByImages(num_classes, {1})
+
+
+def bad_images_second_and_third(num_classes: int) -> nn.Module:
+    return PoisonedByImages(num_classes, {1, 2})
+
+
+def bad_images_second_and_fourth(num_classes: int) -> nn.Module:
+    return PoisonedByImages(num_classes, {1, 3})
+
+
+def bad_images_often(num_classes: int) -> nn.Module:
+    return PoisonedByImages(num_classes, set(range(1, 100, 2)))
+
+
 def dropping_pixels(num_classes: int) -> nn.Module:
     """Dropout over a 4-D tensor: its mask follows the order of memory."""
     return nn.Sequential(nn.Dropout(0.5), Tiny(num_classes))

@@ -6,7 +6,7 @@ decision takes one step to reach every rank and all of them act on it at the sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -49,7 +49,8 @@ class Agreement:
             return own
         agreed = self._result()
         if not agreed.stop and agreed.busy:
-            self._begin(own)
+            # A save that is about to be made answers rank 0's clock: asked again, it would be made twice.
+            self._begin(replace(own, save=own.save and not agreed.save))
         return agreed
 
     def _begin(self, own: Decision) -> None:

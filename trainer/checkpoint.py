@@ -82,7 +82,13 @@ def damage_of(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # a flipped bit says "encrypted"
         return printable(f"{error}") or "no whole zip archive"
     return None if record is None else f"the checksum of {printable(record)} does not match"
 
@@ -126,13 +132,15 @@ def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{flag}{path}{' is no file' if path.exists() else ': no such file'}{_nearby(path)}")
     # Old files of other scripts are no zip archives and hold no checksums.
-    damage = damage_of(path) if zipfile.is_zipfile(path) else None
-    if damage:
-        raise UserError(f"{flag}{path} cannot be read: it is damaged ({damage})")
     try:
+        damage = damage_of(path) if zipfile.is_zipfile(path) else None
+        if damage:
+            raise UserError(f"{flag}{path} cannot be read: it is damaged ({damage})")
         content = read_tensor_file(path)
     except TensorFileError as error:
         raise UserError(f"{flag}{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise UserError(f"{flag}{path} cannot be read: {error.strerror or error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"{flag}{path} is no checkpoint: it has no state_dict (for bare weights take --weights)")
     if "format" not in content:
@@ -149,14 +157,14 @@ def read_checkpoint(path: Path, flag: str = "--resume ") -> dict[str, Any]:
 
 def _from_elsewhere(content: dict[str, Any]) -> dict[str, Any]:
     best = content.get("best_prec1", content.get("best_acc1", 0.0))
-    arch = content.get("arch")
+    arch, optimizer = content.get("arch"), content.get("optimizer")
     return {
         "format": FORMAT,
         "foreign": True,
         "config": {"arch": arch} if isinstance(arch, str) else {},
         "resolved": {},
         "state_dict": strip_prefixes(content["state_dict"]),
-        "optimizer": (content.get("optimizer") or {}).get("state", {}),
+        "optimizer": optimizer.get("state", {}) if isinstance(optimizer, dict) else {},
         "epoch": int(content.get("epoch", 0)),
         "best_acc1": float(best),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _SUMS = 4
@@ -37,8 +38,16 @@ def _optimizer(value: Any) -> bool:
     return isinstance(value, dict) and all(_count(key) and isinstance(entry, dict) for key, entry in value.items())
 
 
+def _generator(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+
+
 def _generators(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("cpu"), Tensor)
+    return isinstance(value, dict) and _generator(value.get("cpu")) and all(map(_generator, value.values()))
+
+
+def _contents(value: Any) -> bool:
+    return isinstance(value, dict) and all(_settings(value.get(split)) for split in ("train", "val"))
 
 
 def _average(value: Any) -> bool:
@@ -77,6 +86,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "epoch_sums": _sums,
     "window_sums": _all(_sums),
     "ema": _average,
+    "data": _contents,
 }
 
 

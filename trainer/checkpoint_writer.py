@@ -93,5 +93,5 @@ def _refuse_non_finite(job: _Job) -> None:
             raise NonFiniteError(
                 f"{name} holds non-finite weights after step {step - 1}: not saved; lower --lr or look at the data",
                 on_every_rank=True,
-                steps=(step - 1, step - 1),
+                steps=[(step - 1, step - 1)],
             )

@@ -82,15 +82,21 @@ class Engine:
         self.stepper.start(self.progress.skipped_steps, self.progress.bad_row)
         if self.rewinder is not None:
             self.saver.save(self.progress, is_best=False)  # somewhere to go back to
-        while not self.is_over():
-            try:
-                if not self.train_one_epoch(train, val):
-                    break
-            except NonFiniteError as error:
-                self._rewind(error)
-        self.saver.close()
+        while not self._is_closed(train, val):
+            pass
         self._end_profile()
         return self.is_over()
+
+    def _is_closed(self, train: TrainBatches, val: ValBatches) -> bool:
+        """Train as far as this start goes; True once its last save is written, False where the run went back."""
+        try:
+            while not self.is_over() and self.train_one_epoch(train, val):
+                pass
+            self.saver.close()
+        except NonFiniteError as error:
+            self._rewind(error)
+            return False
+        return True
 
     def is_over(self) -> bool:
         """Whether the last epoch is done, or --early-stop says that enough of them are."""
@@ -157,8 +163,7 @@ class Engine:
         if self.rewinder is None:
             raise error
         self.report.console.end_bar()
-        self.saver.join()
-        self.progress = self.rewinder.go_back(error, self.progress)
+        self.progress = self.rewinder.go_back(error, self.progress, self.saver)
 
     def _end_profile(self) -> None:
         self.profiler.finish()

@@ -6,6 +6,8 @@ user's own model and keeps its traceback (exit code 1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_USER = 2
@@ -51,10 +53,10 @@ class NonFiniteError(RunError):
 
     exit_code = EXIT_NON_FINITE
 
-    def __init__(self, message: str, on_every_rank: bool = False, steps: tuple[int, int] | None = None) -> None:
-        """``steps``: the first bad step and the last, 0-based."""
+    def __init__(self, message: str, on_every_rank: bool = False, steps: Sequence[tuple[int, int]] = ()) -> None:
+        """``steps``: first and last of each row of bad steps, 0-based."""
         super().__init__(message, on_every_rank)
-        self.steps = steps
+        self.steps = tuple(steps)
 
 
 class OutOfMemory(RunError):

@@ -42,7 +42,7 @@ class EventFiles:
 
         def write(writer: Any) -> None:
             for tag, value in points.items():
-                writer.add_scalar(tag, value, record["step"])
+                writer.add_scalar(_encodable(tag), value, record["step"])
 
         self._write(write)
 
@@ -71,13 +71,13 @@ class EventFiles:
             for summary in hparams(plain, metrics):
                 writer.file_writer.add_summary(summary)
             for tag, value in metrics.items():
-                writer.add_scalar(tag, value, step)
+                writer.add_scalar(_encodable(tag), value, step)
 
         self._write(write)
 
     def add_image(self, tag: str, picture: Any, step: int) -> None:
         """``picture``: uint8 array (H, W, 3)."""
-        self._write(lambda writer: writer.add_image(tag, picture, step, dataformats="HWC"))
+        self._write(lambda writer: writer.add_image(_encodable(tag), picture, step, dataformats="HWC"))
 
     def add_histogram(self, tag: str, values: list[float], step: int) -> None:
         """Of the finite ones among ``values``; nothing where there are none."""
@@ -85,7 +85,7 @@ class EventFiles:
         if finite:
             import numpy as np
 
-            self._write(lambda writer: writer.add_histogram(tag, np.array(finite), step))
+            self._write(lambda writer: writer.add_histogram(_encodable(tag), np.array(finite), step))
 
     def purge(self, step: int) -> None:
         """Points from ``step`` on are void: a new file, which says so, follows."""

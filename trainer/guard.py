@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 # A dynamic loss scale halves at each skip: from 65536 it would reach 1 after 16 in a row.
 LONGEST_ROW = 20
+MOST_LISTED = 64
 _ALIGNMENT = 64  # elements between buffers in the flat copy: cuDNN wants aligned running statistics
 
 
@@ -19,7 +20,8 @@ _ALIGNMENT = 64  # elements between buffers in the flat copy: cuDNN wants aligne
 class GuardReport:
     """Host copy of the guard's counts since the start of the run's process (or the loaded state).
 
-    ``row``: bad steps in a row up to now. Steps are -1 where there was no bad one; rates are those these steps had.
+    ``row``: bad steps in a row up to now. ``own``: the first ``MOST_LISTED`` steps with a non-finite norm of their own, not
+    those that are bad for what came before them. Steps are -1 where there was no bad one; rates are those these steps had.
     """
 
     skipped: int
@@ -29,6 +31,7 @@ class GuardReport:
     first_bad_lr: float
     last_bad_step: int
     last_bad_lr: float
+    own: tuple[int, ...] = ()
 
 
 class StepGuard:
@@ -42,6 +45,9 @@ class StepGuard:
         self._longest = torch.zeros((), device=device)
         self._first = torch.full((2,), -1.0, device=device)  # step, learning rate
         self._last = torch.full((2,), -1.0, device=device)
+        self._own = torch.full((MOST_LISTED,), -1.0, device=device)
+        self._own_count = torch.zeros((), device=device)
+        self._places = torch.arange(MOST_LISTED, device=device)
 
     @torch.no_grad()
     def judge(self, grad_norm: Tensor, step: int, lr: float) -> Tensor:
@@ -51,12 +57,14 @@ class StepGuard:
         the reduction of the gradients carries a NaN to every rank. A norm that overflows float32
         (above 1e19) counts as non-finite too.
         """
-        bad = (~torch.isfinite(grad_norm)).float()
+        bad = own = (~torch.isfinite(grad_norm)).float()
         if self.sticky:
             bad = torch.maximum(bad, (self._first[0] >= 0).float())
         here = torch.stack([torch.full_like(bad, float(step)), torch.full_like(bad, lr)])
         self._first = torch.where((bad > 0) & (self._first[0] < 0), here, self._first)
         self._last = torch.where(bad > 0, here, self._last)
+        self._own = torch.where((self._places == self._own_count) & (own > 0), here[0], self._own)
+        self._own_count = self._own_count + own
         self._skipped = self._skipped + bad
         self._row = (self._row + 1) * bad
         self._longest = torch.maximum(self._longest, self._row)
@@ -65,8 +73,10 @@ class StepGuard:
     def report(self) -> GuardReport:
         """Read the counts; waits for the device."""
         counts = torch.stack([self._skipped, self._row, self._longest])
-        skipped, row, longest, first, first_lr, last, last_lr = torch.cat([counts, self._first, self._last]).tolist()
-        return GuardReport(int(skipped), int(row), int(longest), int(first), first_lr, int(last), last_lr)
+        values = torch.cat([counts, self._first, self._last, self._own]).tolist()
+        skipped, row, longest, first, first_lr, last, last_lr, *own = values
+        listed = tuple(int(step) for step in own if step >= 0)
+        return GuardReport(int(skipped), int(row), int(longest), int(first), first_lr, int(last), last_lr, listed)
 
     def restore(self, skipped: int, row: int) -> None:
         """Go on counting where a checkpoint left off, with no bad step known."""
@@ -75,6 +85,8 @@ class StepGuard:
         self._longest.fill_(float(row))
         self._first.fill_(-1.0)
         self._last.fill_(-1.0)
+        self._own.fill_(-1.0)
+        self._own_count.zero_()
 
 
 def poison(loss: Tensor) -> Tensor:

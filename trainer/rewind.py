@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from trainer.content import restore
 from trainer.distributed import Group
 from trainer.errors import NonFiniteError
 from trainer.report import Reporter
-from trainer.run_state import Progress
+from trainer.run_state import Progress, Saver
 from trainer.step import Stepper
 
 MOST_REWINDS = 3
@@ -26,13 +27,15 @@ class Rewinder:
         self._stepper = stepper
         self._report = report
 
-    def go_back(self, error: NonFiniteError, now: Progress) -> Progress:
+    def go_back(self, error: NonFiniteError, now: Progress, saver: Saver) -> Progress:
         """Load the newest good checkpoint; returns where the run then stands, the bad steps left out from there on.
 
         Raises ``error``, with a word on why, where the run cannot go back or has done so three times.
         """
-        if error.steps is None or not error.on_every_rank:
+        if not error.steps or not error.on_every_rank:
             raise error
+        # What the save in flight finds non-finite is the same incident, and would else be told as another one later.
+        steps = _joined([*error.steps, *self._group.on_main(saver.take_bad_steps)])
         if now.rewinds >= MOST_REWINDS:
             raise NonFiniteError(f"{error} (after {MOST_REWINDS} rewinds)", True, error.steps) from error
         read: list[dict[str, Any]] = []
@@ -51,23 +54,33 @@ class Rewinder:
             raise NonFiniteError(f"{error} (--rewind found no good checkpoint)", True, error.steps) from error
         progress, _ = restore(read[0] if read else read_checkpoint(Path(path)), self._stepper, self._group)
         progress.rewinds = now.rewinds + 1
-        progress.left_out = [*now.left_out, list(error.steps)]
+        progress.left_out = [*now.left_out, *map(list, steps)]
         self._stepper.start(progress.skipped_steps, progress.bad_row)
-        self._tell(error, error.steps, progress, Path(path).name)
+        self._tell(error, steps, progress, Path(path).name)
         return progress
 
-    def _tell(self, error: NonFiniteError, steps: tuple[int, int], progress: Progress, name: str) -> None:
-        first, last = steps
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
+    def _tell(self, error: NonFiniteError, steps: Sequence[tuple[int, int]], progress: Progress, name: str) -> None:
+        which = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in steps)
         self._report.console.notice(
-            f"{error}; --rewind: back to {name} (step {progress.step}), leaving the images of {which} out "
+            f"{error}; --rewind: back to {name} (step {progress.step}), leaving the images of step{'s' if steps[0][0] != steps[-1][1] else ''} {which} out "
             f"(rewind {progress.rewinds} of {MOST_REWINDS})"
         )
         if self._report.files is not None:
             self._report.files.rewind(
                 progress.step,
-                {"epoch": progress.epoch, "step": progress.step, "left_out": [first, last], "why": str(error)},
+                {"epoch": progress.epoch, "step": progress.step, "left_out": list(map(list, steps)), "why": str(error)},
             )
+
+
+def _joined(rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same steps in as few rows as hold them."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(rows):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def _is_good(content: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,12 +55,13 @@ class Saver(Protocol):
     """What the loop asks at the boundary of two steps.
 
     Every rank calls ``save`` and ``close`` alike. ``due_by_step`` is the same on every rank; ``due_by_clock`` is a
-    matter of rank 0's clock, on which the ranks must agree before they save. ``check`` tells how the last save went.
+    matter of rank 0's clock, on which the ranks must agree before they save. ``check`` tells how the last save went. ``take_bad_steps``, on rank 0,
+    waits for it; where it found non-finite weights, they are those of the steps returned, and nothing else tells of them.
     """
 
     def due_by_step(self, step: int) -> bool: ...
     def due_by_clock(self) -> bool: ...
     def check(self) -> None: ...
     def save(self, progress: Progress, is_best: bool) -> None: ...
-    def join(self) -> None: ...
+    def take_bad_steps(self) -> Sequence[tuple[int, int]]: ...
     def close(self) -> None: ...

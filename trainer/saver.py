@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ class CheckpointSaver:
     def join(self) -> None:
         """Wait until nothing is being written, on this rank; raises nothing."""
         self._collect(wait=True)
+
+    def take_bad_steps(self) -> Sequence[tuple[int, int]]:
+        """The steps after which the save in flight finds non-finite weights: the run goes back, so that it ends with
+        them no more."""
+        self._collect(wait=True)
+        end = self._end
+        if not isinstance(end, NonFiniteError):
+            return ()
+        self._end = None
+        return end.steps
 
     def close(self) -> None:
         """Every rank: wait for the last save, which must not fail: it is tried once more. Raises RunError."""

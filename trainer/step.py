@@ -225,7 +225,7 @@ class Stepper:
                 f"non-finite loss or gradient at step {report.first_bad_step} (learning rate {report.first_bad_lr:g}, "
                 f"loss scale {scale:g}): the weights are those before it; lower --lr or look at the data{hint}",
                 on_every_rank=True,
-                steps=(report.first_bad_step, report.last_bad_step),
+                steps=[(bad, bad) for bad in report.own],
             )
         if self.precision.dynamic and (report.longest_row >= LONGEST_ROW or scale < 1):
             raise NonFiniteError(
@@ -233,7 +233,7 @@ class Stepper:
                 f"loss scale {scale:g}) had non-finite gradients: none reached the weights; lower --lr, clip with "
                 "--clip-grad-norm, or look at the data",
                 on_every_rank=True,
-                steps=(report.last_bad_step - max(0, report.longest_row - 1), report.last_bad_step),
+                steps=[(report.last_bad_step - max(0, report.longest_row - 1), report.last_bad_step)],
             )
 
     def _reduced_with(self, last: bool) -> contextlib.AbstractContextManager[Any]:

@@ -6,14 +6,19 @@ import io
 import sys
 from typing import Any
 
+from trainer.errors import RunError, os_reason
+
 
 class _Lossy(io.FileIO):
-    """Drops what the system does not take."""
+    """Drops what the system does not take, and keeps the first reason for it."""
+
+    lost: OSError | None = None
 
     def write(self, data: Any, /) -> int:
         try:
             written = super().write(data)
-        except OSError:
+        except OSError as error:
+            self.lost = self.lost or error
             written = None
         return memoryview(data).nbytes if written is None else written
 
@@ -27,6 +32,17 @@ def keep_printing() -> None:
             setattr(sys, name, _lossy(stream))
         elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def refuse_lost_output() -> None:
+    """For a command whose output is its result: raises RunError where stdout took less than all of it. A reader that
+    had enough (`| head`) is no failure."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    lost = getattr(raw, "lost", None)
+    if lost is not None and not isinstance(lost, BrokenPipeError):
+        raise RunError(
+            f"standard output took only a part of the report ({os_reason(lost)}); mend that and run the command again"
+        )
 
 
 def _lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:

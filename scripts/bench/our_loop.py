@@ -73,8 +73,8 @@ class NoSaver:
     def check(self) -> None:
         """Nothing can fail."""
 
-    def join(self) -> None:
-        """Nothing is being written."""
+    def take_bad_steps(self) -> Sequence[tuple[int, int]]:
+        return ()
 
     def close(self) -> None:
         """Nothing is open."""
