@@ -84,7 +84,9 @@ def run(
         console.say(line)
     facts = begin.checkpoint_facts(start, config, classes, train.sampler.global_batch_size)
     engine = begin.open_engine(start, config, built, schedule, progress, facts, console, session)
-    return finish.evaluate(engine, val, session) if config.evaluate else finish.fit(engine, train, val, config, session)
+    if config.evaluate:
+        return finish.evaluate(engine, val, config, session)
+    return finish.fit(engine, train, val, config, session)
 
 
 def look_at_folder(config: TrainConfig) -> None:

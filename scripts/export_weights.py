@@ -44,6 +44,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not args.out and not args.pt2:
         raise UserError("nothing to write: give OUT.pth or --pt2 OUT.pt2")
+    if args.out and args.pt2 and args.out.absolute() == args.pt2.absolute():
+        raise UserError(f"{args.out} is to hold the weights and the program too: name two files")
     for path in filter(None, (args.out, args.pt2)):
         if not path.parent.is_dir():
             raise UserError(f"{path}: there is no folder {path.parent}")
@@ -74,14 +76,21 @@ def write_program(saved: SavedModel, path: Path) -> None:
     replace_file(path, lambda file: file.write(stream.getbuffer()))
 
 
-def metric(saved: SavedModel) -> str:
-    """What the checkpoint says of its own accuracy."""
+def metric(saved: SavedModel, ema: bool) -> str:
+    """What the checkpoint says of its own accuracy; ``ema``: the average is what is exported."""
     content = saved.content
     best, epoch, done = content.get("best_acc1", 0.0), content.get("best_epoch", -1), content["epoch"]
     if epoch < 0:
         return f"after {content['step']} steps, never validated"
     own = epoch == done - 1 and not content.get("samples_in_epoch")
     whose = "these weights" if own else f"not necessarily these weights: they are of step {content['step']}"
+    followed = bool(content["config"].get("ema_eval"))
+    if followed != ema:
+        whose = (
+            "the average, which --ema exports; these are the raw weights"
+            if followed
+            else "the raw weights; this is their average"
+        )
     return f"best Prec@1 {best:.3f} at epoch {epoch} ({whose})"
 
 
@@ -89,7 +98,7 @@ def export(argv: Sequence[str] | None) -> int:
     args = parse(argv)
     saved = load_saved_model(args.checkpoint, args.ema)
     count = sum(parameter.numel() for parameter in saved.model.parameters())
-    print(f"{saved.arch}, {saved.resolved['num_classes']} classes, {count} parameters; {metric(saved)}")
+    print(f"{saved.arch}, {saved.resolved['num_classes']} classes, {count} parameters; {metric(saved, args.ema)}")
     try:
         if args.out:
             tensors = {

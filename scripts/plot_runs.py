@@ -55,9 +55,10 @@ def read_run(folder: Path) -> Run:
             if number == len(lines):  # a run that goes on may be writing it
                 break
             raise UserError(f"{path}, line {number} is no JSON: name folders that train.py wrote") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{path}, line {number} is no record: name folders that train.py wrote")
-        found.get(str(record.get("kind")), []).append(record)
+        kind = record.get("kind") if isinstance(record, dict) else None
+        if not isinstance(kind, str) or (kind in found and not isinstance(record.get("step"), int)):
+            raise UserError(f"{path}, line {number} is no record of a run: name folders that train.py wrote")
+        found.get(kind, []).append(record)
     if not found["step"] and not found["epoch"]:
         raise UserError(f"{path} holds no logged step yet")
     return Run(path.parent.name, found["step"], found["epoch"])

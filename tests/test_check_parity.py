@@ -155,3 +155,17 @@ def test_another_first_convolution():
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_architectures(arch: str, level: str):
     assert check_parity.main(["-a", arch, "--opt-level", level, "--device", "cpu"]) == 0
+
+
+def test_a_gradient_that_is_all_rounding_is_measured_by_its_module():
+    """The bias of a convolution before batch norm; a real difference of it is found all the same."""
+    weight, bias = torch.full((100,), 0.01), torch.full((4,), 1e-7)
+    baseline = {"a.weight": weight, "a.bias": bias, "b.weight": torch.ones(1)}
+
+    def apart(bias: torch.Tensor) -> float:
+        found = parity_cases.compare_gradients({**baseline, "a.bias": bias}, baseline)
+        return {difference.name: difference.value for difference in found}["a.bias"]
+
+    assert 0 < apart(-bias) < 5e-5
+    assert apart(bias + 0.001) > 0.1
+    assert apart(torch.full((4,), float("nan"))) == float("inf")

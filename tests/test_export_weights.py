@@ -56,6 +56,7 @@ def test_a_file_that_is_there_stays_without_force(run, capsys) -> None:
     [
         (["none.pt", "out.pth"], "no such file"),
         ([LAST], "nothing to write"),
+        ([LAST, "out.pth", "--pt2", "./out.pth"], "name two files"),
         ([LAST, "nowhere/out.pth"], "no folder nowhere"),
         ([LAST, "out.pth", "--ema"], "no averaged weights"),
         (["foreign.pt", "out.pth"], "another script"),
@@ -71,6 +72,24 @@ def test_mistakes_are_a_sentence(run, capsys, arguments: list[str], part: str) -
     assert part in error
     assert error.count("\n") == 1
     assert not Path("out.pth").exists()
+
+
+@pytest.mark.parametrize("followed", ["raw", "average"])
+def test_an_accuracy_is_told_of_the_weights_that_have_it(run, capsys, followed: str) -> None:
+    eval_flags = ["--ema-eval"] if followed == "average" else []
+    assert run("--model-ema", *eval_flags, "--output-dir", "run") == 0
+    told = {}
+    for exported, flags in (("raw", []), ("average", ["--ema"])):
+        capsys.readouterr()
+        assert export(LAST, f"{exported}.pth", *flags) == 0
+        told[exported] = capsys.readouterr().out.splitlines()[0]
+    assert told.pop(followed).endswith("(these weights)")
+    ((other, line),) = told.items()
+    assert line.endswith(
+        "(the average, which --ema exports; these are the raw weights)"
+        if other == "raw"
+        else "(the raw weights; this is their average)"
+    )
 
 
 @pytest.mark.parametrize("arch", ["toy_models:tiny", "mnasnet0_5"])

@@ -201,3 +201,24 @@ def test_the_loss_is_float32_and_smoothed():
     loss = TrainingLoss(0.1)(logits, target)
     assert loss.dtype == torch.float32
     assert torch.equal(loss, nn.functional.cross_entropy(logits.float(), target, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-a", "vit_b_16"], "-a vit_b_16 does not take a training batch of 2, at 32 pixels: Wrong image height!"),
+        (["-a", "vit_b_16", "--summary"], "does not take a training batch of 2, at 32 pixels"),
+        (["-a", "vit_b_16", "-e", "--pretrained", "false"], "at 32 pixels"),
+        (["-a", "resnet18", "-b", 1, "--image-size", 2, "--val-image-size", 32], "a training batch of 1, at 2 pixels: Expected more than 1 value"),
+    ],
+)  # fmt: skip
+def test_images_that_a_model_of_torchvision_does_not_take_are_a_sentence(run, capsys, flags, said) -> None:
+    assert run(*flags, "--output-dir", "run") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_an_error_in_the_users_own_model_keeps_its_traceback(run, capsys) -> None:
+    assert run("-a", "toy_misfits:too_narrow", "--output-dir", "run") == 1
+    assert "Traceback" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_a_rate_for_sgd_is_told(run, capsys):
 
 
 def test_least_rate_reaches_the_run(run):
-    assert run("--lr-schedule", "cosine", "--min-lr", 0.05, "--lr", 0.1, "--epochs", 4, "--output-dir", "run") == 0
+    assert run("--lr-schedule", "cosine", "--min-lr", 0.05, "--lr", 0.1, "--lr-scaling", "none", "--epochs", 4, "--output-dir", "run") == 0
     assert rows("run")[-1]["lr"] == pytest.approx(0.05, rel=0.02)
 
 
@@ -172,7 +172,9 @@ def test_early_stop_ends_the_run_as_done(run, monkeypatch, capsys):
     assert json.loads(Path("run/status.json").read_text())["state"] == "done"
     assert "Prec@1 has not risen for 2" in capsys.readouterr().out
     assert run("--resume", "run", base="") == 0
-    assert "nothing left to do: 4 of 9 epochs are done, Prec@1 has not risen" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "nothing left to do: 4 of 9 epochs are done, Prec@1 has not risen" in told
+    assert "(--early-stop 2); a larger --early-stop goes on" in told
     assert load("run")["epoch"] == 4
 
 
@@ -205,6 +207,15 @@ def test_early_stop_waits_for_a_validation(run, monkeypatch):
     accuracies(monkeypatch, [30.0, 20.0, 50.0])
     assert run("--epochs", 20, "--val-every", 4, "--early-stop", 1, "--output-dir", "run") == 0
     assert [row["epoch"] for row in rows("run", "epoch")][-1] == 7
+
+
+def test_a_rate_below_its_own_end_is_refused(run, capsys):
+    """--lr is scaled by the batch, --lr-min is not: nothing is to rise where it should fall."""
+    assert run("--lr-min", 0.01) == 2
+    assert (
+        "--lr-min 0.01 lies above the rate that it is the end of (lr 0.1 x 8/256 = 0.003125)" in capsys.readouterr().err
+    )
+    assert run("--lr-min", 0.003, "--output-dir", "run") == 0
 
 
 @pytest.mark.parametrize(

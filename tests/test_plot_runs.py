@@ -59,7 +59,7 @@ def test_a_line_being_written_is_left_out(tmp_path):
     assert len(plot_runs.read_run(folder).steps) == 4
 
 
-@pytest.mark.parametrize("text", [None, "", "no json\n{}\n", "[1]\n", "\udcff\n{}\n"])
+@pytest.mark.parametrize("text", [None, "", "no json\n{}\n", "[1]\n", '{"kind": "step"}\n', "\udcff\n{}\n"])
 def test_what_is_no_run_is_the_users_mistake(tmp_path, capsys, text):
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text, errors="surrogateescape")

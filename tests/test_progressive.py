@@ -120,3 +120,11 @@ def test_the_image_size_is_the_last_one(run):
     flags = ["--progressive", "16:0,32:0.5", "--synthetic-size", 8, "-a", "toy_models:tiny", "--output-dir", "run"]
     assert run(*flags, base=FOLDER) == 0
     assert (load("run")["resolved"]["image_size"], load("run")["resolved"]["val_image_size"]) == (32, 32)
+
+
+def test_sizes_that_no_epoch_reaches_are_told(run, capsys):
+    flags = ["-a", "toy_models:tiny", "--synthetic-size", 8, "--epochs", 2]
+    assert run(*flags, "--progressive", "16:0,24:0.5,32:0.75") == 0
+    assert "note: 2 epochs never reach the size 32\n" in capsys.readouterr().out
+    assert run(*flags, "--progressive", "16:0,32:0.5") == 0
+    assert "never reach" not in capsys.readouterr().out

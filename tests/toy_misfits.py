@@ -23,6 +23,11 @@ def in_a_dict(num_classes: int) -> nn.Module:
     return Returning(num_classes, lambda logits: {"out": logits})
 
 
+def too_narrow(num_classes: int) -> nn.Module:
+    """Its classifier waits for more than it gets."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(100, num_classes))
+
+
 def nothing(num_classes: int) -> nn.Module:
     return Returning(num_classes, lambda logits: None)
 

@@ -90,9 +90,14 @@ def say_data(console: Console, resolved: TrainConfig, train: Any, val: Any, drop
         if train.describe_decoder():
             console.notice(train.describe_decoder())
     if resolved.progressive:
-        stones = zip(resolved.progressive[::2], resolved.progressive[1::2], strict=True)
+        stones = list(zip(resolved.progressive[::2], resolved.progressive[1::2], strict=True))
+        assert resolved.epochs is not None
+        last = 1 - 1 / resolved.epochs  # where the last epoch begins
         steps = ", ".join(f"{size:g} pixels from {share:.0%} of the run" for size, share in stones)
         console.say(f"--progressive: training images of {steps}; each change waits for an epoch to begin")
+        late = [f"{size:g}" for size, share in stones if share > last + 1e-9]
+        if late:
+            console.notice(f"{resolved.epochs} epochs never reach the size{'s' if late[1:] else ''} {', '.join(late)}")
     augmentation = augmentation_line(resolved)
     if augmentation:
         console.say(augmentation)

@@ -197,6 +197,8 @@ def build_schedule(config: TrainConfig, global_batch_size: int, steps_per_epoch:
     assert config.epochs is not None
     assert config.lr_warmup_epochs is not None
     lr, line = scale_lr(config.lr, global_batch_size, config.lr_scaling)
+    if config.lr_min > lr:
+        raise UserError(f"--lr-min {config.lr_min:g} lies above the rate that it is the end of ({line})", True)
     cosine = config.lr_schedule == "cosine"
     drops = () if cosine else drop_epochs(config.lr_milestones, config.lr_step_size, config.epochs)
     schedule = build_lr_schedule(

@@ -165,7 +165,11 @@ def _belongs_to(row: Row, word: str) -> bool:
     if may_be_none(row.key) and word in NONE_WORDS:
         return True
     if row.optional:
-        return re.fullmatch(row.optional[1], word, re.IGNORECASE) is not None
+        # What looks like a value is one, right or wrong; a folder of such a name is ./NAME.
+        return (
+            re.fullmatch(rf"{row.optional[1]}|-?[0-9]*\.?[0-9]+", word, re.IGNORECASE) is not None
+            or word.lower() in FALSE_WORDS
+        )
     return word.lower() in TRUE_WORDS + FALSE_WORDS or (may_be_auto(row.key) and word.lower() == "auto")
 
 

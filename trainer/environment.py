@@ -59,7 +59,11 @@ def resolve_config(
         if config.audit_layout and not config.channels_last:  # known only here: a checkpoint may bring the format
             raise UserError("--audit-layout looks for ops that drop channels-last: add --channels-last true")
         if config.ema_eval and config.model_ema is None:  # it, too, may come from a checkpoint
-            raise UserError("--ema-eval takes the average that --model-ema keeps: add --model-ema")
+            raise UserError(
+                "--ema-eval: the checkpoint holds no average of the weights; it was trained without --model-ema"
+                if saved and config.evaluate
+                else "--ema-eval takes the average that --model-ema keeps: add --model-ema"
+            )
         if config.freeze_backbone and not (saved or config.pretrained or config.weights or config.evaluate):
             raise UserError("--freeze-backbone leaves random weights as they are: give --weights or --pretrained")
         config, auto_dtype = config.replace(**_pinned(config, saved or {})), _pinned_dtype(config, saved or {})

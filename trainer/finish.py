@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainer.config import KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
-from trainer.errors import OutOfMemory, Preempted
+from trainer.errors import OutOfMemory, Preempted, UserError
 from trainer.exits import Session
 from trainer.hardware import peak_memory_gib
 from trainer.progress import duration
@@ -30,9 +32,9 @@ def fit(
     started, progress = time.perf_counter(), engine.progress
     if engine.is_over():
         engine.report.console.say(
-            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; --epochs N goes on"
+            f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; {'a larger --early-stop' if _early(engine) else '--epochs N'} goes on"
         )
-    with memory_errors_named(config, engine.group.device):
+    with model_errors_named(config, engine.stepper.model, engine.group.device):
         done = engine.fit(train, val)
     progress = engine.progress  # another one after a rewind
     if done and _early(engine):
@@ -76,14 +78,18 @@ def _early(engine: Engine) -> str:
 
 
 @contextlib.contextmanager
-def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """An out-of-memory error of torch as one sentence: batch size, peak, what to try."""
+def model_errors_named(config: TrainConfig, model: nn.Module, device: torch.device) -> Iterator[None]:
+    """As one sentence: an out-of-memory error of torch (batch size, peak, what to try), and images of a size that a
+    model of torchvision does not take. Errors in the user's own model keep their traceback."""
     try:
         yield
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError, ValueError) as error:
         # CUDA has a type of its own; the CPU's allocator says it in words.
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
+            refusal = None if isinstance(error, UserError) or ":" in config.arch else refused_size(config, model)
+            if refusal is None:
+                raise
+            raise UserError(f"-a {config.arch} does not take {refusal}", True) from error
         pieces = f", --micro-batch {config.micro_batch}" if config.micro_batch else ""
         raise OutOfMemory(
             f"out of memory on {device.type} with --batch-size {config.batch_size}{pieces} at {config.image_size} pixels "
@@ -92,9 +98,27 @@ def memory_errors_named(config: TrainConfig, device: torch.device) -> Iterator[N
         ) from error
 
 
-def evaluate(engine: Engine, val: ValBatches, session: Session) -> tuple[str, str | None]:
+def refused_size(config: TrainConfig, model: nn.Module) -> str | None:
+    """Which of the run's images ``model`` fails on, and its words; None where it takes them on the meta device."""
+    batch = min(config.batch_size, config.micro_batch or config.batch_size, 2)
+    assert config.image_size is not None
+    assert config.val_image_size is not None
+    sizes = sorted({config.image_size, *map(int, config.progressive[::2] if config.progressive else ())})
+    twin = copy.deepcopy(model).to("meta", torch.float32)
+    for train, count, size in [*((True, batch, size) for size in sizes), (False, 1, config.val_image_size)]:
+        try:
+            with torch.no_grad():
+                twin.train(train)(torch.empty(count, 3, size, size, device="meta"))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            what = f"a {'training' if train else 'validation'} batch of {count}, at {size} pixels"
+            return f"{what}: {' '.join(str(error).split())}"
+    return None
+
+
+def evaluate(engine: Engine, val: ValBatches, config: TrainConfig, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
-    scores, progress = engine.validate(val), engine.progress
+    with model_errors_named(config, engine.stepper.model, engine.group.device):
+        scores, progress = engine.validate(val), engine.progress
     if scores is None:
         assert engine.boundary.reason is not None
         raise Preempted(

@@ -69,26 +69,28 @@ def load_weights(
         if named is None:
             return None
         state, source = _state_of_named(arch, named), str(named)
-    return f"=> using pre-trained model '{arch}' ({source}): {load_matching(model, state, new_head)}"
+    return f"=> using pre-trained model '{arch}' ({source}): {load_matching(model, state, new_head, f'the weights of {source}')}"
 
 
-def load_matching(model: nn.Module, state: dict[str, Tensor], new_head: bool = True) -> str:
-    """Load every tensor, the classifier's apart where only its class count differs; says which."""
+def load_matching(
+    model: nn.Module, state: dict[str, Tensor], new_head: bool = True, what: str = "these weights"
+) -> str:
+    """Load every tensor, the classifier's apart where only its class count differs; says which. ``what``: their name in
+    an error."""
     own = model.state_dict()
     # Batch norm's count of batches came late: old files lack it, and nothing here reads it.
     missing = sorted(name for name in set(own) - set(state) if not name.endswith(COUNTER))
     foreign = sorted(set(state) - set(own))
     if missing or foreign:
-        names = ", ".join((missing or foreign)[:3])
+        names = missing or foreign
+        more = f" and {len(names) - 3} more" if names[3:] else ""
         kind = "lacks" if missing else "holds unknown"
-        raise UserError(f"these weights do not fit the model: the file {kind} {names}", True)
+        raise UserError(f"{what} do not fit the model: the file {kind} {', '.join(names[:3])}{more}", True)
     tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
     other = [name for name in tensors if name in state and own[name].shape != state[name].shape]
     heads = [name for name in other if own[name].shape[1:] == state[name].shape[1:]]
     if heads != other or len({name.rpartition(".")[0] for name in heads}) > 3:
-        raise UserError(
-            f"these weights do not fit the model: {other[0]} has shape {tuple(state[other[0]].shape)}", True
-        )
+        raise UserError(f"{what} do not fit the model: {other[0]} has shape {tuple(state[other[0]].shape)}", True)
     if other and not new_head:
         count = state[other[0]].shape[0]
         raise UserError(

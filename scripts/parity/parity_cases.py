@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from parity_layers import FLOOR, Difference, Forcer, Recorder, distance, norm, relative, watched
+from parity_layers import (
+    FLOOR,
+    FLOOR_OF_MODULE,
+    Difference,
+    Forcer,
+    Recorder,
+    distance,
+    norm,
+    relative,
+    watched,
+    whole_norm,
+)
 from torch import Tensor, nn
 
 from trainer.environment import seed_everything
@@ -178,20 +189,28 @@ def compare_steps(case: Case, baseline: Arm, candidate: Arm, training: bool) -> 
     check.differences.append(Difference("model", "logits", relative(forced.logits, recorded.logits)))
     check.facts["loss"] = abs(free.loss - other.loss) / max(abs(other.loss), 1e-30)
     apart = [distance(free.gradients[name], gradient) for name, gradient in other.gradients.items()]
-    whole = sum(norm(gradient) ** 2 for gradient in other.gradients.values()) ** 0.5
+    whole = whole_norm(other.gradients.values())
     check.facts["whole gradient"] = sum(value**2 for value in apart) ** 0.5 / max(whole, 1e-30)
     return check
 
 
 def compare_gradients(one: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> list[Difference]:
-    """Relative L2 of each parameter's gradient, the denominator at least ``FLOOR`` of the whole model's gradient norm.
+    """Relative L2 of each parameter's gradient, the denominator at least ``FLOOR`` of the whole model's gradient norm
+    and ``FLOOR_OF_MODULE`` of that of its module.
 
-    A gradient that is zero but for rounding (a bias before batch norm) is all rounding in both arms.
+    A gradient that is zero but for rounding (a bias before batch norm) is all rounding in both arms, and its rounding is
+    that of the weight beside it, which adds up the same output gradients.
     """
-    floor = FLOOR * sum(norm(gradient) ** 2 for gradient in baseline.values()) ** 0.5
+    floor = FLOOR * whole_norm(baseline.values())
+    modules: dict[str, list[Tensor]] = {}
+    for name, gradient in baseline.items():
+        modules.setdefault(name.rpartition(".")[0], []).append(gradient)
+    floors = {module: max(floor, FLOOR_OF_MODULE * whole_norm(own)) for module, own in modules.items()}
     alone = [Difference(name, "gradient", float("inf")) for name in sorted(one.keys() ^ baseline.keys())]
     return alone + [
-        Difference(name, "gradient", relative(one[name], baseline[name], floor)) for name in one if name in baseline
+        Difference(name, "gradient", relative(one[name], gradient, floors[name.rpartition(".")[0]]))
+        for name, gradient in baseline.items()
+        if name in one
     ]
 
 

@@ -10,8 +10,9 @@ with the recorded ones and then replaced by them. What is between layers is comp
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ Key = tuple[str, int, str]  # layer, number of its call, what
 
 # A gradient below this share of the largest one is compared with that share instead of with itself.
 FLOOR = 1e-3
+FLOOR_OF_MODULE = 0.1  # and below this share of all gradients of its module
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def norm(tensor: Tensor) -> float:
     return torch.linalg.vector_norm(_wide(tensor)).item()
+
+
+def whole_norm(tensors: Iterable[Tensor]) -> float:
+    """L2 norm of all of them as one vector."""
+    return math.sqrt(sum(norm(tensor) ** 2 for tensor in tensors))
 
 
 def _wide(tensor: Tensor) -> Tensor:
