@@ -27,6 +27,7 @@ def run(
     request: Request, session: Session, loader_wrapper: Callable[[Any], Any] | None = None
 ) -> tuple[str, str | None]:
     """The run itself; returns its state (done or preempted) and why it ended."""
+    session.show_traceback = request.config.traceback
     # Of a resumed run only the command line counts here: its checkpoint is read with torch, which is too late.
     if request.config.cpu_heap == "hugepages":
         ask_for_huge_pages()
@@ -41,7 +42,6 @@ def run(
     from trainer.memory_format import resolve_memory_format
     from trainer.run_log import Console
 
-    session.show_traceback = request.config.traceback
     data_commands.refuse_launchers(request.config)
     if request.config.check_data:
         return data_commands.check_data(request.config)

@@ -149,7 +149,23 @@ def test_a_rate_for_sgd_is_told(run, capsys):
 
 
 def test_least_rate_reaches_the_run(run):
-    assert run("--lr-schedule", "cosine", "--min-lr", 0.05, "--lr", 0.1, "--lr-scaling", "none", "--epochs", 4, "--output-dir", "run") == 0
+    assert (
+        run(
+            "--lr-schedule",
+            "cosine",
+            "--min-lr",
+            0.05,
+            "--lr",
+            0.1,
+            "--lr-scaling",
+            "none",
+            "--epochs",
+            4,
+            "--output-dir",
+            "run",
+        )
+        == 0
+    )
     assert rows("run")[-1]["lr"] == pytest.approx(0.05, rel=0.02)
 
 

@@ -138,8 +138,10 @@ def test_an_evaluation_stops_too(run, capsys, monkeypatch):
 
 
 def test_only_its_parents_sigterm_ends_a_worker():
+    start = WorkerStart(0)
+
     def work(pipe: Connection) -> None:
-        WorkerStart(0)(0)
+        start(0)
         while True:
             pipe.send(pipe.recv())
 
