@@ -206,8 +206,8 @@ def test_the_loss_is_float32_and_smoothed():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["-a", "vit_b_16"], "-a vit_b_16 does not take a training batch of 2, at 32 pixels: Wrong image height!"),
-        (["-a", "vit_b_16", "--summary"], "does not take a training batch of 2, at 32 pixels"),
+        (["-a", "vit_b_16"], "-a vit_b_16 does not take a training batch of 8, at 32 pixels: Wrong image height!"),
+        (["-a", "vit_b_16", "--summary"], "does not take a training batch of 8, at 32 pixels"),
         (["-a", "vit_b_16", "-e", "--pretrained", "false"], "at 32 pixels"),
         (["-a", "resnet18", "-b", 1, "--image-size", 2, "--val-image-size", 32], "a training batch of 1, at 2 pixels: Expected more than 1 value"),
     ],
@@ -222,3 +222,14 @@ def test_images_that_a_model_of_torchvision_does_not_take_are_a_sentence(run, ca
 def test_an_error_in_the_users_own_model_keeps_its_traceback(run, capsys) -> None:
     assert run("-a", "toy_misfits:too_narrow", "--output-dir", "run") == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_another_error_beside_a_model_of_torchvision_keeps_its_traceback(run, capsys, monkeypatch) -> None:
+    """Even where the model would refuse images of that size too."""
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("trainer.engine.Engine.fit", lost)
+    assert run("-a", "vit_b_16", "--output-dir", "run") == 1
+    assert "something else" in capsys.readouterr().err

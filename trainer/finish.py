@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainer.config import KEYS, MATCH_IGNORES, NOT_IN_FILE, TrainConfig
 from trainer.engine import Engine, TrainBatches, ValBatches
 from trainer.errors import OutOfMemory, Preempted, UserError
 from trainer.exits import Session
 from trainer.hardware import peak_memory_gib
+from trainer.models import build_model
 from trainer.progress import duration
 
 # Settings that runs are not sorted by in TensorBoard's hparams tab, which ticks the first five by name.
@@ -34,7 +33,7 @@ def fit(
         engine.report.console.say(
             f"nothing left to do: {progress.epoch} of {engine.options.epochs} epochs are done{_early(engine)}; {'a larger --early-stop' if _early(engine) else '--epochs N'} goes on"
         )
-    with model_errors_named(config, engine.stepper.model, engine.group.device):
+    with model_errors_named(config, engine.group.device):
         done = engine.fit(train, val)
     progress = engine.progress  # another one after a rewind
     if done and _early(engine):
@@ -78,7 +77,7 @@ def _early(engine: Engine) -> str:
 
 
 @contextlib.contextmanager
-def model_errors_named(config: TrainConfig, model: nn.Module, device: torch.device) -> Iterator[None]:
+def model_errors_named(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """As one sentence: an out-of-memory error of torch (batch size, peak, what to try), and images of a size that a
     model of torchvision does not take. Errors in the user's own model keep their traceback."""
     try:
@@ -86,7 +85,7 @@ def model_errors_named(config: TrainConfig, model: nn.Module, device: torch.devi
     except (AssertionError, RuntimeError, ValueError) as error:
         # CUDA has a type of its own; the CPU's allocator says it in words.
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            refusal = None if isinstance(error, UserError) or ":" in config.arch else refused_size(config, model)
+            refusal = None if isinstance(error, UserError) or ":" in config.arch else refused_size(config, str(error))
             if refusal is None:
                 raise
             raise UserError(f"-a {config.arch} does not take {refusal}", True) from error
@@ -98,26 +97,32 @@ def model_errors_named(config: TrainConfig, model: nn.Module, device: torch.devi
         ) from error
 
 
-def refused_size(config: TrainConfig, model: nn.Module) -> str | None:
-    """Which of the run's images ``model`` fails on, and its words; None where it takes them on the meta device."""
-    batch = min(config.batch_size, config.micro_batch or config.batch_size, 2)
+def refused_size(config: TrainConfig, words: str) -> str | None:
+    """Which of the run's images torchvision's own model refuses with the same ``words``; None where it does not.
+
+    A new one on the meta device: what the run has made of its model (SyncBN, half precision) fails there for other reasons.
+    """
+    batch = min(config.batch_size, config.micro_batch or config.batch_size)
+    assert config.num_classes is not None
     assert config.image_size is not None
     assert config.val_image_size is not None
     sizes = sorted({config.image_size, *map(int, config.progressive[::2] if config.progressive else ())})
-    twin = copy.deepcopy(model).to("meta", torch.float32)
+    with torch.device("meta"):
+        twin = build_model(config.arch, config.num_classes)
     for train, count, size in [*((True, batch, size) for size in sizes), (False, 1, config.val_image_size)]:
         try:
             with torch.no_grad():
                 twin.train(train)(torch.empty(count, 3, size, size, device="meta"))
         except (AssertionError, RuntimeError, ValueError) as error:
-            what = f"a {'training' if train else 'validation'} batch of {count}, at {size} pixels"
-            return f"{what}: {' '.join(str(error).split())}"
+            if str(error) == words:
+                what = f"a {'training' if train else 'validation'} batch of {count}, at {size} pixels"
+                return f"{what}: {' '.join(words.split())}"
     return None
 
 
 def evaluate(engine: Engine, val: ValBatches, config: TrainConfig, session: Session) -> tuple[str, str | None]:
     """Validate once and record the result in the run's own folder. Raises Preempted where a signal stops it."""
-    with model_errors_named(config, engine.stepper.model, engine.group.device):
+    with model_errors_named(config, engine.group.device):
         scores, progress = engine.validate(val), engine.progress
     if scores is None:
         assert engine.boundary.reason is not None

@@ -23,7 +23,7 @@ def say_summary(config: TrainConfig, built: Built, console: Console) -> tuple[st
     """Print the summary of ``built``, whose model takes a few steps on made-up images and is of no use afterwards; returns how the run ends."""
     model, device = built.stepper.model, built.stepper.precision.device
     size, batch = config.image_size or 0, min(config.batch_size, config.micro_batch or config.batch_size)
-    with model_errors_named(config, model, device):
+    with model_errors_named(config, device):
         # First of all: the copies that the other lines take would count as what the process held before.
         peak = _peak(config, built, batch) if device.type != "mps" else "expected peak memory: unknown on this device"
     for line in [_parameters(model), _macs(model, size), _activations(model, size, batch, config.opt_level != "O0")]:
