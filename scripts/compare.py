@@ -25,10 +25,12 @@ from ab import measuring, process, settings, verdict  # noqa: E402
 from trainer.errors import EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
 from trainer.heap import ask_for_huge_pages  # noqa: E402
 from trainer.one_line import one_line  # noqa: E402
+from trainer.streams import keep_printing  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None, start: process.Start | None = None) -> int:
     """Compare; returns the exit code. ``start``: how a run is started (tests run it in this process)."""
+    keep_printing()
     try:
         words, flags = settings.split_command(sys.argv[1:] if argv is None else argv)
         args = settings.build_parser().parse_args(words)

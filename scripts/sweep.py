@@ -30,10 +30,12 @@ from ab.sweep_record import SweepRecord  # noqa: E402
 
 from trainer.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError  # noqa: E402
 from trainer.one_line import one_line  # noqa: E402
+from trainer.streams import keep_printing  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
     """Sweep; returns the exit code. ``measure``: how a comparison is run (tests run it in this process)."""
+    keep_printing()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         ours, flags = ab_settings.split_command(words)

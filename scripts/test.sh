@@ -13,6 +13,7 @@ ruff format --check, mypy and pytest, and stops at the first that fails.
   --help   show this and leave
 
 Everything else goes to pytest, for example: bash scripts/test.sh -k digits
+Test files run beside each other, as many as there are cores, at most 4; -n 0 as an argument runs them one by one.
 Tests marked gpu skip themselves where there is no CUDA device.
 VENV names the virtual environment (default: .venv in this repository).
 TEXT
@@ -59,6 +60,12 @@ say "mypy"
 "$python" -m mypy
 # The +-form keeps an empty array from being an unset variable in bash before 4.4.
 set -- ${select[@]+"${select[@]}"} "$@"
-say "pytest -q --durations=15${*:+ ${*@Q}}"
+# The tests are many small models, which gain nothing from a second thread: a core each. torch would give every
+# process all cores, and threads that wait for one another spin.
+cores=$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) # nproc obeys that variable
+workers=$((cores < 4 ? cores : 4))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / workers))}
+set -- -n "$workers" --dist loadfile "$@"
+say "pytest -q --durations=15 ${*@Q}"
 "$python" -m pytest -q --durations=15 "$@"
 say "all passed"

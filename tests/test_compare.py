@@ -64,6 +64,16 @@ def test_a_comparison_is_judged_and_drawn_again_without_a_run(start, capsys):
     assert Path("again/report.html").exists()
 
 
+def test_a_verdict_that_nobody_reads_is_written_all_the_same(start):
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], start) == 0
+    for sink in (">/dev/full", "| true"):
+        command = f"set -o pipefail; {sys.executable} {ROOT}/scripts/compare.py --from out/comparison.json --output-dir again --no-plots {sink}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert Path("again/report.html").exists()
+        shutil.rmtree("again")
+
+
 def test_a_wrong_op_is_different_results_and_exit_3(start, capsys):
     flags = [*TINY, "-a", "toy_models:wrong_in_channels_last"]
     assert compare.main([*QUICK, "--", *flags], start) == 3

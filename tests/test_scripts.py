@@ -83,7 +83,10 @@ def test_test_sh_runs_every_check(stand_in: StandIn, arguments: list[str], expec
     checks = [call[1:3] for call in stand_in.calls("-m ") if call[1] in ("ruff", "mypy")]
     assert checks == [["ruff", "check"], ["ruff", "format"], ["mypy"]]
     assert stand_in.calls("-m ruff format") == [["-m", "ruff", "format", "--check"]]
-    assert stand_in.calls("-m pytest") == [["-m", "pytest", "-q", "--durations=15", *expected]]
+    (pytest_call,) = stand_in.calls("-m pytest")
+    workers = pytest_call.pop(5)
+    assert 1 <= int(workers) <= 4
+    assert pytest_call == ["-m", "pytest", "-q", "--durations=15", "-n", "--dist", "loadfile", *expected]
 
 
 def test_test_sh_stops_at_the_first_failure(stand_in: StandIn) -> None:
