@@ -7,10 +7,13 @@ python scripts/compare.py --arm "eager:" --arm "compiled: --compile" -- -a resne
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from ab import measuring, process, settings, verdict  # noqa: E402
 from trainer.errors import EXIT_INTERRUPTED, EXIT_NON_FINITE, EXIT_OK, RunError, UserError  # noqa: E402
 from trainer.heap import ask_for_huge_pages  # noqa: E402
 from trainer.one_line import one_line  # noqa: E402
+from trainer.run_folder import write_atomically  # noqa: E402
 from trainer.streams import keep_printing  # noqa: E402
 
 
@@ -64,20 +68,44 @@ def measure(args: Any, words: Sequence[str], flags: Sequence[str], start: proces
         folder.mkdir(parents=True, exist_ok=True)
         content = measuring.new_content(asked, found, words, flags)
     running = open_measuring(folder, content, start)
-    try:
-        code = running.run()
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    except Exception as error:
-        if isinstance(error, UserError) and not content["runs"]:
-            (folder / measuring.FILE).unlink(missing_ok=True)  # so that the corrected command may take the same folder
-            raise
-        code = running.broke(error)
-    running.save({EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed"))
-    judged = conclude(content, folder, plots=not args.no_plots)
+    with term_interrupts() as ended_by:
+        try:
+            code = running.run()
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        except Exception as error:
+            if isinstance(error, UserError) and not content["runs"]:
+                (folder / measuring.FILE).unlink(missing_ok=True)  # the corrected command may take the same folder
+                raise
+            code = running.broke(error)
+        running.save({EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted"}.get(code, "failed"))
+        try:
+            judged = conclude(content, folder, plots=not args.no_plots)
+        except KeyboardInterrupt:  # of somebody who will not wait for the pictures
+            code, judged = EXIT_INTERRUPTED, EXIT_OK
     if code == EXIT_INTERRUPTED:
         print(f"interrupted: python scripts/compare.py --resume {folder} goes on", file=sys.stderr, flush=True)
+        return ended_by.get("code", code)
     return code or judged
+
+
+@contextlib.contextmanager
+def term_interrupts() -> Iterator[dict[str, int]]:
+    """SIGTERM does here what Ctrl-C does, so that no run is left behind; yields where the exit code of that is kept."""
+    ended_by: dict[str, int] = {}
+    if threading.current_thread() is not threading.main_thread():  # where no handler may be set
+        yield ended_by
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        ended_by["code"] = 128 + number
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield ended_by
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def taken_up(folder: Path, args: Any) -> dict[str, Any]:
@@ -90,6 +118,13 @@ def taken_up(folder: Path, args: Any) -> dict[str, Any]:
             f"{begun} rounds were measured or begun already, so --rounds {args.rounds} is too few: "
             f"--from {folder / measuring.FILE} judges what is there"
         )
+    # Both arms of a round have to have met the same machine at about the same time.
+    whole = [
+        run for run in content["runs"] if all(run["round"] in runs for runs in verdict.done_by_arm(content).values())
+    ]
+    if len(whole) < len(content["runs"]):
+        print("note: the round that was begun is measured again, so that its arms are of one time", flush=True)
+    content["runs"] = whole
     content.pop("failure", None)
     content["state"] = "running"
     given = {key: getattr(args, key) for key in ("rounds", "max_minutes")}
@@ -117,7 +152,7 @@ def conclude(content: dict[str, Any], folder: Path, plots: bool = True) -> int:
 
     verdicts = verdict.judge(content)
     content["verdicts"] = [one.record() for one in verdicts]
-    (folder / measuring.FILE).write_text(json.dumps(measuring.plain(content), indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / measuring.FILE, json.dumps(measuring.plain(content), indent=1) + "\n")
     pictures = []
     if plots:
         from ab.plots import draw_all

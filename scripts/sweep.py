@@ -12,8 +12,9 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "scripts"):
@@ -41,8 +42,7 @@ def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> i
         ours, flags = ab_settings.split_command(words)
         args = sweep_plan.build_parser().parse_args(ours)
         if args.redraw:
-            conclude([Path(name) for name in args.redraw], args)
-            return EXIT_OK
+            return code_of(conclude([Path(name) for name in args.redraw], args))
         plan = sweep_plan.read_plan(args, flags)
         folder = Path(args.output_dir or f"runs/sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,6 @@ def sweep(plan: Plan, record: SweepRecord, max_minutes: float | None, measure: M
     record.ask(keys)
     todo = [key for key in keys if not record.measured(key)]
     say(f"{len(todo)} measurements to do, {len(keys) - len(todo)} there already, in {record.folder}")
-    found: list[dict] = []
     try:
         for place, key in enumerate(todo):
             expected = sweep_plan.expected_seconds(key, record.seconds(), work)
@@ -74,26 +73,37 @@ def sweep(plan: Plan, record: SweepRecord, max_minutes: float | None, measure: M
                 continue
             row = one(key, plan, record.folder, measure)
             record.add(row)
-            found.append(row)
             left = sum(sweep_plan.expected_seconds(later, record.seconds(), work) for later in todo[place + 1 :])
             say(f"{told(row)}   {duration(row['seconds'])}" + (f", left {duration(left)}" if left else ""))
             if row["state"] == "interrupted":
                 return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    if any(row["state"] == "failed" for row in found):
+    # Those of an earlier call too: the same command again says the same.
+    return code_of([row for row in record.content["rows"] if sweep_record.key_of(row) in keys])
+
+
+def code_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The exit code for what was found."""
+    if any(row["state"] == "failed" for row in rows):
         return EXIT_ERROR
-    return EXIT_NON_FINITE if any(row["kind"] == "different results" for row in found) else EXIT_OK
+    return EXIT_NON_FINITE if any(row.get("kind") == "different results" for row in rows) else EXIT_OK
 
 
 def one(key: Key, plan: Plan, parent: Path, measure: Measure) -> dict:
-    """One comparison, from the beginning; what an earlier attempt left is removed."""
+    """One comparison; an interrupted one goes on, what another attempt left is removed."""
     model, mode, setting = key
     folder = parent / mode / setting / model.replace(":", "_")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    words = (
+        ["--resume", str(folder), "--no-plots"]
+        if sweep_record.was_interrupted(folder)
+        else plan.words(key, str(folder))
+    )
+    if words[0] != "--resume":
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     log, began = folder / "log.txt", time.perf_counter()
-    code = measure(plan.words(key, str(folder)), log)
+    code = measure(words, log)
     return sweep_record.read_row(key, folder, log, code, time.perf_counter() - began)
 
 
@@ -105,8 +115,8 @@ def told(row: dict) -> str:
     return f"{name}: {row['kind']}, {row['value']:.2f}{interval}"
 
 
-def conclude(folders: Sequence[Path], args: Namespace) -> None:
-    """The table and charts of all rows, in the first folder and where --table says."""
+def conclude(folders: Sequence[Path], args: Namespace) -> list[dict]:
+    """The table and charts of all rows, in the first folder and where --table says; returns the rows."""
     from ab.sweep_plots import draw_modes
 
     contents = sweep_record.without_replaced([sweep_record.load(folder) for folder in folders])
@@ -116,6 +126,7 @@ def conclude(folders: Sequence[Path], args: Namespace) -> None:
         pictures = draw_modes(rows, path.parent, path.stem)
         path.write_text(sweep_table.markdown(contents, pictures), encoding="utf-8")
         say(f"table: {path}")
+    return rows
 
 
 if __name__ == "__main__":

@@ -50,6 +50,45 @@ def test_an_interrupted_run_is_130_and_reported(start, capsys):
     assert Path("out/report.html").exists()
 
 
+def test_sigterm_is_an_interrupt_with_its_own_code(start, capsys):
+    def terminated(flags: Sequence[str], log: Path) -> int:
+        if "round-2" in flags[-1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+        return start(flags, log)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], terminated) == 128 + signal.SIGTERM
+    assert "--resume out" in capsys.readouterr().err
+    assert content()["state"] == "interrupted"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_round_that_was_begun_is_measured_again(start, capsys):
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], start) == 0
+    record = content()
+    dropped = record["runs"].pop()
+    Path("out/comparison.json").write_text(json.dumps(record))
+    done = len(start.calls)
+    assert compare.main(["--resume", "out", "--no-plots"], start) == 0
+    assert "measured again" in capsys.readouterr().out
+    assert len(start.calls) - done == 2
+    assert {(run["arm"], run["round"]) for run in content()["runs"][-2:]} == {
+        ("contiguous", dropped["round"]), ("channels_last", dropped["round"])
+    }  # fmt: skip
+
+
+def test_rounds_of_two_machines_make_no_comparison(start, capsys):
+    assert compare.main([*QUICK, "--no-plots", "--", *TINY], start) == 0
+    record = content()
+    for run in record["runs"]:
+        run["environment"]["cpu"] = "another one"
+    Path("out/comparison.json").write_text(json.dumps(record))
+    assert compare.main(["--resume", "out", "--rounds", "3", "--no-plots"], start) == 1
+    assert "was measured with cpu another one, this machine has" in capsys.readouterr().out
+    assert len(content()["runs"]) == 4
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_the_run_reports_and_resumes(tmp_path):
     command = [sys.executable, str(ROOT / "scripts/compare.py")]

@@ -68,6 +68,7 @@ def test_enough_steps_need_no_note():
     # The last batch of an epoch may be smaller than the others and is no step to time: one in twenty is no matter.
     assert few_steps(record([run_of("a", 0, 19, 5)])) is None
     assert "only 12" in str(few_steps(record([run_of("a", 0, 12, 5)])))
+    assert "left out only 1 step where --timing-warmup-steps 5" in str(few_steps(record([run_of("a", 0, 24, 1)])))
 
 
 def test_one_process_tells_its_rounds_too():

@@ -12,6 +12,7 @@ import compare  # isort: skip
 from ab.arms import changes_mathematics  # isort: skip
 from ab.report import final_lines  # isort: skip
 from ab.results import compare_results  # isort: skip
+from trainer.config import MATCH_IGNORES  # isort: skip
 
 
 def test_what_changes_the_mathematics():
@@ -20,6 +21,8 @@ def test_what_changes_the_mathematics():
     assert changes_mathematics(base, {**base, "batch_size": 16}) == ["batch_size"]
     assert changes_mathematics(base, {**base, "sync_bn": True}) == []
     assert changes_mathematics(base, {**base, "sync_bn": True}, processes=2) == ["sync_bn"]
+    for key in MATCH_IGNORES:
+        assert changes_mathematics({**base, key: 1}, {**base, key: 2}) == []
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,9 @@ def test_another_batch_size_is_not_applicable_and_never_exit_3():
         ([0.1, 0.101, 0.099, 0.1], "no difference", "would have been found 4 times in 5"),
         ([0.08, 0.12, 0.07, 0.15], "unstable", "run more rounds"),
         ([0.08], "unstable", "single round"),
+        # As scattered as above, but rounds enough to be sure.
+        ([0.045, 0.055] * 30, "faster", "faster than a by 2.0"),
+        ([0.045, 0.06] * 2, "unstable", "varies by 16.6 % from round to round (above 10 %) and lies anywhere from"),
     ],
 )
 def test_verdicts(second, kind, part):
@@ -140,6 +146,16 @@ def test_accuracies_that_part_are_different_over_skipped_steps_too():
     one = fake_run("a", 0, final=final(91.0), skipped_steps=1)
     assert compare_results([one], [fake_run("b", 0, final=final(1.0))]).kind == "different"
     assert compare_results([one], [fake_run("b", 0, final=final(91.0))]).kind == "not comparable"
+
+
+def test_the_average_and_the_raw_weights_may_score_apart():
+    ends = {"train_loss": 1.0, "val_loss": 1.0, "val_acc1": 90.0, "val_images": 500}
+    one, other = fake_run("a", 0, final=ends), fake_run("b", 0, final={**ends, "val_acc1": 10.0})
+    assert compare_results([one], [other]).kind == "different"
+    other["resolved"]["ema_eval"] = True
+    assert compare_results([one], [other]).kind == "equal"
+    other["losses"] = [1.5, 0.9]
+    assert compare_results([one], [other]).kind == "different"
 
 
 def test_other_mathematics_have_other_ends():

@@ -9,8 +9,9 @@ import pytest
 import torch
 from comparisons import TINY, content, fake_run
 from torch import nn
+from torchvision.ops import StochasticDepth
 
-from trainer.dropout_order import watch_dropout
+from trainer.dropout_order import drawing_modules, watch_dropout
 
 import compare  # isort: skip
 from ab.results import compare_results  # isort: skip
@@ -66,6 +67,23 @@ def test_losses_that_part_for_that_reason_are_not_called_different():
     assert compare_results([one], [other]).kind == "different"
 
 
+@pytest.mark.parametrize(("key", "value"), [("compile", True), ("device", "cuda")])
+def test_another_generator_draws_another_mask(key, value):
+    one, other = fake_run("a", 0, drawing_modules=["drop"]), fake_run("b", 0, losses=[7.0], drawing_modules=[])
+    other["resolved"] = {**one["resolved"], key: value}
+    found = compare_results([one], [other])
+    assert found.kind == "not comparable"
+    assert "drop draws other random numbers" in found.text
+    one["drawing_modules"] = []
+    assert compare_results([one], [other]).kind == "different"
+
+
+def test_what_draws_is_named():
+    model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.0), nn.Dropout2d(0.1), StochasticDepth(0.1, "row"), nn.ReLU())
+    assert drawing_modules(model) == ["0", "2", "3"]
+    assert drawing_modules(model.eval()) == []
+
+
 def test_a_comparison_of_such_a_model_ends_with_a_verdict_on_speed(start):
     assert compare.main([*WORDS, "--", *TINY, "-a", MODEL], start) == 0
     assert_not_comparable()
@@ -85,4 +103,5 @@ def assert_not_comparable() -> None:
 
 def test_the_step_times_of_a_run_name_them(run):
     assert run("-a", MODEL, "--synthetic-size", 16, "--step-times", "--output-dir", "one") == 0
-    assert json.loads(Path("one/step_times.jsonl").read_text())["ordered_dropout"] == ["0"]
+    written = json.loads(Path("one/step_times.jsonl").read_text())
+    assert (written["ordered_dropout"], written["drawing_modules"]) == (["0"], ["0"])

@@ -202,3 +202,13 @@ def test_schedule(asked: dict, milestones: tuple | None, warmup: float):
 def test_an_asked_warmup_past_the_first_drop_is_refused(asked: dict):
     with pytest.raises(UserError, match="--lr-warmup-epochs 2 passes the first drop of the rate at epoch 1"):
         resolved(lr_warmup_epochs=2.0, **asked)
+
+
+def test_channels_last_in_float32_on_cuda_is_worth_a_note():
+    assert "slower than contiguous" in notices(CUDA, opt_level="O0", channels_last=True)
+    for device, changes in [
+        (CUDA, {"opt_level": "O2", "channels_last": True}),
+        (CUDA, {"opt_level": "O0", "channels_last": False}),
+        (CPU, {"opt_level": "O0", "channels_last": True}),
+    ]:
+        assert "slower than contiguous" not in notices(device, **changes)

@@ -19,7 +19,7 @@ from comparisons import ROOT  # puts scripts/ on the path
 
 import compare  # isort: skip
 import sweep  # isort: skip
-from ab import sweep_plan  # isort: skip
+from ab import sweep_plan, together  # isort: skip
 
 FLAGS = "--b 8 --synthetic-size 64 --image-size 32 --num-classes 4 --opt-level O0".split()
 OPTIONS = "--in-process --rounds 2 --steps 2 --timing-warmup-steps 1 --output-dir out".split()
@@ -132,6 +132,9 @@ def test_different_results_are_exit_3_and_stand_in_the_table(measure):
     assert sweep.main(["--models", models, "--mode", "inference", *OPTIONS, "--", *FLAGS], _clocked(measure)) == 3
     assert {row["kind"] for row in record()["rows"]} == {"different results", "faster"}
     assert "## Different results" in Path("out/sweep.md").read_text()
+    # Nothing is left to run, and the answer is the same.
+    assert sweep.main(["--models", models, "--mode", "inference", *OPTIONS, "--", *FLAGS], measure) == 3
+    assert sweep.main(["--from", "out"]) == 3
 
 
 def _clocked(measure: Callable[..., int]) -> Callable[..., int]:
@@ -211,6 +214,23 @@ def test_an_interrupt_reports_what_was_measured(measure):
     assert [row["state"] for row in record()["rows"]] == ["measured", "measured"]
 
 
+def test_an_interrupted_comparison_keeps_its_rounds(measure, monkeypatch):
+    words = ["--models", CLOCK, *OPTIONS, *HEAPS[:2], "--", *FLAGS]
+    keep, kept = together.Together._keep, []
+
+    def interrupted(self: Any, arms: Any, index: int) -> None:
+        keep(self, arms, index)
+        kept.append(index)
+        if kept == [0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(together.Together, "_keep", interrupted)
+    assert sweep.main(words, measure) == 130
+    assert sweep.main(words, measure) == 0
+    assert kept == [0, 1]
+    assert record()["rows"][0]["kind"] == "faster"
+
+
 def test_tables_are_written_again_from_several_folders(measure):
     assert sweep.main(["--models", CLOCK, *OPTIONS, *HEAPS[:2], "--", *FLAGS], measure) == 0
     other = [word if word != "out" else "other" for word in OPTIONS]
@@ -241,6 +261,9 @@ def test_mistakes_are_one_sentence(measure, capsys):
         (["--models", CLOCK, "--setting", "nocolon"], "--setting takes 'NAME: flags'"),
         (["--models", CLOCK, "--setting", "a:", "--setting", "a: --compile"], "same name"),
         (["--models", CLOCK, "--", "--cpu-heap", "hugepages"], "hugepages"),
+        (["--models", CLOCK, "--", "-b", "eight"], "eight"),
+        (["--models", CLOCK, "--setting", "a: --opt-level O7"], "O7"),
+        (["--models", CLOCK, "--rounds", "0"], "--rounds must be at least"),
         (["--from", "nothing"], "sweep.json"),
         (["--nonsense"], "--nonsense"),
     ]:

@@ -80,6 +80,11 @@ def resolve_config(
         config = _resolve_input(config, preset)
         config = _resolve_precision(config, device, auto_dtype, notices)
         config = _resolve_format(config, saved or {}, notices)
+        if device.type == "cuda" and config.opt_level == "O0" and config.channels_last is True:
+            notices.append(
+                "note: channels-last gains in half precision; in float32 (O0) on CUDA it was seen slower than contiguous: --opt-level "
+                "O1 or O2, or scripts/compare.py to tell"
+            )
         if config.opt in ("adamw", "rmsprop") and config.lr == DEFAULTS["lr"] and not config.evaluate:
             notices.append(
                 f"note: --lr {config.lr:g} is a rate for SGD: --opt {config.opt} usually takes a hundredth of it"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainer.append_file import AppendFile
 from trainer.distributed import Group
-from trainer.dropout_order import watch_dropout
+from trainer.dropout_order import drawing_modules, watch_dropout
 from trainer.hardware import peak_memory_gib
 from trainer.metrics import RunningSums, means_of
 from trainer.timing import StepTimer
@@ -28,13 +28,14 @@ LOSSES_KEPT = 100  # first steps of an epoch whose losses are kept: 32 bytes eac
 class StepTimes:
     """Per-step figures of one epoch after another; does nothing unless ``enabled``, which all ranks agree on.
 
-    ``folder``: the run folder on the rank that writes, None elsewhere. ``model``: whose dropouts are watched for masks
-    in the order of memory; None: a compiled one, of which nothing is known.
+    ``folder``: the run folder on the rank that writes, None elsewhere. ``model``: whose modules that draw random numbers
+    are named, those apart that draw in the order of memory; None: a compiled one, of which nothing is known.
     """
 
     def __init__(self, enabled: bool, folder: Path | None, group: Group, model: nn.Module | None = None) -> None:
         self.enabled = enabled
         self._ordered_dropout = watch_dropout(model) if enabled and model is not None else []
+        self._drawing = drawing_modules(model) if enabled and model is not None else []
         self._file = AppendFile(folder / FILE) if folder is not None else None
         self._group = group
         self._timer: StepTimer | None = None
@@ -70,6 +71,7 @@ class StepTimes:
             **timer.per_step(),
             "losses": losses,
             "ordered_dropout": self._ordered_dropout,
+            "drawing_modules": self._drawing,
             "skipped_steps": skipped_steps,
             "peak_memory_gib": peak_memory_gib(self._group.device),
         }

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.checks import flag_of
 from trainer.cli import parse
+from trainer.config import MATCH_IGNORES
 from trainer.errors import UserError
 
 DEFAULT_ARMS = {"contiguous": "--channels-last false", "channels_last": "--channels-last true"}
@@ -36,9 +37,8 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 }
 # Settings with which two runs are meant to have the same losses, whatever their speed.
 _SAME_MATHEMATICS = {
-    "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32", "cpu_heap", "workers",
-    "device", "deterministic", "print_freq", "tensorboard", "val_batch_size", "rescan", "traceback", "prof", "audit_layout",
-    "dist_timeout", "model_ema", "ema_eval",
+    *MATCH_IGNORES, "channels_last", "opt_level", "amp_dtype", "keep_batchnorm_fp32", "loss_scale", "compile", "tf32",
+    "deterministic", "val_batch_size", "model_ema", "ema_eval",
 }  # fmt: skip
 # Settings in which models side by side in one process may differ; the heap, threads, loader and batches are the process's.
 IN_PROCESS = (

@@ -83,6 +83,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             "skipped_steps": epochs[-1]["skipped_steps"],
             "peak_memory_gib": epochs[-1]["peak_memory_gib"],
             "ordered_dropout": epochs[0]["ordered_dropout"],
+            "drawing_modules": epochs[0]["drawing_modules"],
             "final": {key: final[-1][key] for key in keys} if final else None,
             "resolved": resolved,
             "environment": environment,

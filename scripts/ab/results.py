@@ -43,14 +43,33 @@ def compare_results(
         verb = "differs" if len(changed) == 1 else "differ"
         return Results("not applicable", f"not applicable: {', '.join(changed)} {verb}, so the losses are meant to")
     found = _losses_and_ends(baseline, candidate, training)
+    if found.kind != "different":
+        return found
+    drawing, why = _drawn_elsewhere(baseline[0], candidate[0])
+    if drawing:
+        return Results(
+            "not comparable",
+            f"not comparable: {', '.join(drawing)} draws other random numbers {why}, so the losses part ({found.text}); the same "
+            "model without dropout and stochastic depth would tell",
+        )
     dropouts = _dropouts_of_another_order(baseline[0], candidate[0])
-    if found.kind == "different" and dropouts:
+    if dropouts:
         return Results(
             "not comparable",
             f"not comparable: {', '.join(dropouts)} draws a dropout mask in the order of memory, which is another one in each "
             f"format, so the losses part ({found.text}); scripts/check_parity.py compares the formats with one mask",
         )
     return found
+
+
+def _drawn_elsewhere(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Modules whose random numbers come from another generator in one run than in the other, and why. A compiled run
+    names none itself."""
+    first, second = one["resolved"], other["resolved"]
+    drawing = list(one.get("drawing_modules") or other.get("drawing_modules") or [])
+    if first.get("device") != second.get("device"):
+        return drawing, "on another device"
+    return (drawing, "under --compile") if first.get("compile") != second.get("compile") else ([], "")
 
 
 def _dropouts_of_another_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -65,7 +84,9 @@ def _losses_and_ends(
 ) -> Results:
     first = _first_steps(baseline, candidate, _PERHAPS_ROUNDING if training else "")
     kind, text = compare_finals(baseline, candidate)
-    if not kind or first.kind == "different":
+    # The average and the raw weights are scored differently, on purpose.
+    of_another_model = baseline[0]["resolved"].get("ema_eval") != candidate[0]["resolved"].get("ema_eval")
+    if not kind or of_another_model or first.kind == "different":
         return first
     if kind == "different":
         return Results("different", text + _PERHAPS_ROUNDING)

@@ -13,9 +13,11 @@ from ab.measuring import Measuring, order
 from ab.process import Start, last_lines, log_of, median_step, run_once
 from ab.tally import few_steps
 from ab.verdict import done_by_arm
-from trainer.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER
+from trainer.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER, UserError
 
 PROBE_STEPS = 3
+# What two rounds of one comparison have to have in common.
+_MACHINE = ("cpu", "gpu", "cores", "torch")
 
 
 class Runner(Measuring):
@@ -128,6 +130,7 @@ class Runner(Measuring):
         median_step(run)  # raises where nothing was timed
         first = next(iter(done_by_arm(self.content)[self.arms[0].name].values()), run)
         check_resolved([self.arms[0], arm], [first["resolved"], run["resolved"]])
+        check_machine(next(iter(done_by_arm(self.content)[arm.name].values()), run), run, self.folder)
         self.content["runs"].append({"arm": arm.name, "round": index, **run})
         note = few_steps(self.content)
         if note and run is first:
@@ -146,3 +149,14 @@ class Runner(Measuring):
             self.table.end()
             return EXIT_INTERRUPTED
         return self.failed(arm.name, code, last_lines(run["log"]), run["log"])
+
+
+def check_machine(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raise UserError where a run of the same arm was measured elsewhere."""
+    for key in _MACHINE:
+        then, here = (run["environment"].get(key) for run in (before, now))
+        if then != here:
+            raise UserError(
+                f"{folder} was measured with {key} {then}, this machine has {here}: go on there, or begin a comparison here with "
+                "another --output-dir"
+            )

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ab.arms import name_and_flags
-from ab.settings import MODES, Parser
+from ab.arms import DEFAULT_ARMS, name_and_flags, parse_arms
+from ab.settings import MODES, Parser, check_numbers
 from trainer.errors import UserError
 
 # The tutorial's own lists, and what it says of them: faster by so much.
@@ -117,9 +117,20 @@ def read_plan(args: argparse.Namespace, flags: Sequence[str]) -> Plan:
     settings = {name: words.strip() for name, words in pairs}
     if len(settings) < len(pairs):
         raise UserError("two settings have the same name: give each one of its own")
+    check_numbers(vars(args))
+    models = model_names(args.models)
+    for words in settings.values():  # before a record or a child is begun
+        parse_arms(DEFAULT_ARMS, [*flags, *_split(words), "-a", models[0]])
     options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     modes = list(MODES) if args.mode == "both" else [args.mode]
-    return Plan(model_names(args.models), modes, settings, {**options, "in_process": args.in_process}, list(flags))
+    return Plan(models, modes, settings, {**options, "in_process": args.in_process}, list(flags))
+
+
+def _split(words: str) -> list[str]:
+    try:
+        return shlex.split(words)
+    except ValueError as error:
+        raise UserError(f"--setting {words!r}: {error}") from None
 
 
 def model_names(text: str) -> list[str]:

@@ -136,6 +136,15 @@ def read_row(key: Key, folder: Path, log: Path, exit_code: int, seconds: float) 
     }
 
 
+def was_interrupted(folder: Path) -> bool:
+    """Whether a comparison stands there that ``compare.py --resume`` would go on with, and has rounds to keep."""
+    try:
+        content = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+        return content["state"] == "interrupted" and bool(content["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _reason(content: dict[str, Any] | None, log: Path, exit_code: int) -> str:
     if exit_code < 0:
         return f"ended by signal {-exit_code}" + (

@@ -31,17 +31,29 @@ def told_steps(content: Mapping[str, Any]) -> str:
 
 
 def few_steps(content: Mapping[str, Any]) -> str | None:
-    """A sentence where runs timed fewer steps than were asked for by more than one smaller last batch an epoch."""
+    """A sentence where runs left out less warm-up than was asked for, or timed fewer steps by more than one smaller last
+    batch an epoch."""
     settings, runs = content["settings"], _runs(content)
     if not runs or settings["epochs"]:
         return None
     fewest = min(runs, key=lambda run: len(steady(run)["seconds"]))
     timed = len(steady(fewest)["seconds"])
     if timed + len(fewest["epochs"]) >= settings["steps"]:
-        return None
+        return _short_warmup(settings, runs)
     return (
         f"each run timed only {timed} steps where {settings['steps']} were asked for: an epoch has too few; take more images "
         "(--synthetic-size), a smaller batch or fewer --steps and --timing-warmup-steps"
+    )
+
+
+def _short_warmup(settings: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> str | None:
+    asked = settings["timing_warmup_steps"]
+    left_out = min(epoch["warmup_steps"] for run in runs for epoch in run["epochs"])
+    if left_out >= asked or settings.get("in_process"):
+        return None
+    return (
+        f"runs left out only {left_out} step{'' if left_out == 1 else 's'} where --timing-warmup-steps {asked} were asked for: an epoch "
+        "has fewer than twice as many steps; take more images (--synthetic-size), a smaller batch or fewer warm-up steps"
     )
 
 

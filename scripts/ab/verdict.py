@@ -12,7 +12,9 @@ from ab.results import Results, compare_results
 from ab.stats import Ratio, RoundOf, compare
 
 INPUT_BOUND = 0.30  # share of the steady time spent waiting for data
-UNSTABLE = 0.10  # standard deviation over rounds of the ratio's logarithm: about 10 %
+# Standard deviation over rounds of the ratio's logarithm, about 10 %. Enough rounds say something all the same: where they
+# bring the interval within as much of its middle.
+UNSTABLE = 0.10
 WIDE = 0.25  # an interval that holds 1 and reaches further than this above its middle says nothing
 
 
@@ -89,10 +91,11 @@ def _speak(baseline: str, name: str, ratio: Ratio, results: Results, waits: Mapp
             "unstable",
             f"{name}: {ratio.value:.2f} times {baseline}'s speed in a single round, which has no interval: run more rounds",
         )
-    if ratio.spread > UNSTABLE:
+    if ratio.spread > UNSTABLE and ratio.high / ratio.value > 1 + UNSTABLE:
         return "unstable", (
-            f"{name}: unstable: the ratio to {baseline} varies by {100 * ratio.spread:.0f} % from round to round (above "
-            f"{100 * UNSTABLE:.0f} %): quieten the machine or run more rounds than {rounds}"
+            f"{name}: unstable: the ratio to {baseline} varies by {100 * ratio.spread:.1f} % from round to round (above "
+            f"{100 * UNSTABLE:.0f} %) and lies anywhere from {ratio.low:.3f} to {ratio.high:.3f}: quieten the machine or run more "
+            f"rounds than {rounds}"
         )
     if ratio.low > 1:
         return "faster", f"{name}: faster than {baseline} by {_times(ratio.value, ratio.low, ratio.high)}"
