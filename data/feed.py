@@ -41,6 +41,9 @@ class DeviceFeed:
         scale = torch.tensor(options.std, dtype=torch.float64).mul(255).reciprocal()
         shift = torch.tensor(options.mean, dtype=torch.float64).mul(-255).mul(scale)
         self._scale, self._shift = (each.float().to(options.device) for each in (scale, shift))
+        # CUDA reads bytes, computes in float32 and writes the asked dtype and order in one pass over memory; a CPU makes
+        # temporaries for that and is faster in two steps (32 x 3 x 224 x 224, one core, channels-last float32: 6.5 and 17 ms).
+        self._in_one_kernel = options.device.type == "cuda"
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, epoch: int, batch: int) -> None:
@@ -74,6 +77,14 @@ class DeviceFeed:
 
     def _normalise(self, images: Tensor) -> Tensor:
         images = images.to(self._options.device, non_blocking=True)
+        if self._in_one_kernel:
+            made = torch.empty(
+                images.shape,
+                dtype=self._options.dtype,
+                device=images.device,
+                memory_format=self._options.memory_format,
+            )
+            return torch.addcmul(self._shift.view(1, -1, 1, 1), images, self._scale.view(1, -1, 1, 1), out=made)
         images = images.to(torch.float32, memory_format=self._options.memory_format)
         if self._options.memory_format is torch.channels_last:
             # Whole rows of pixels against a row of constants: broadcast over the innermost three channels

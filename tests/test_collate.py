@@ -127,6 +127,22 @@ def test_the_feed_makes_no_layout_copy(dtype: torch.dtype, folder: Path):
     assert images.stride() == NHWC
 
 
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_one_kernel_of_a_gpu_gives_the_same(dtype: torch.dtype, memory_format: torch.memory_format, folder: Path):
+    """One operation that reads bytes and writes what is asked for."""
+    images = images_of(folder).__getitems__(keys_of(0, 3, 5, 9)).images
+    feed = DeviceFeed([], feed_options(memory_format, dtype))
+    expected = feed._normalise(images)
+    feed._in_one_kernel = True
+    with Ops() as ops:
+        found = feed._normalise(images)
+    assert [name for name, result in ops.seen if result.numel() == images.numel()] == ["addcmul"]
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=memory_format)
+    assert torch.equal(found, expected)
+
+
 def as_seen_where_it_is_made(batch: HostBatch) -> tuple[HostBatch, bool, bool]:
     """The batch, and, in the process that made it: whether that is a worker, and the images lie in shared memory.
     On their way to the main process all tensors are moved there."""
