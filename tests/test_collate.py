@@ -137,7 +137,7 @@ def test_the_one_kernel_of_a_gpu_gives_the_same(dtype: torch.dtype, memory_forma
     feed._in_one_kernel = True
     with Ops() as ops:
         found = feed._normalise(images)
-    assert [name for name, result in ops.seen if result.numel() == images.numel()] == ["addcmul"]
+    assert [name for name, _ in ops.seen if name not in ("empty", "detach", "view")] == ["addcmul"]
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=memory_format)
     assert torch.equal(found, expected)
