@@ -82,6 +82,19 @@ def test_pixels_are_what_they_were_before_they_were_normalised():
     assert pictures[0].reshape(-1, 3).max(0).tolist() == [0, 128, 255]
 
 
+def test_a_batch_of_which_nothing_could_be_read_is_passed_over():
+    empty, full = (torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)), batch(8, 0)[::2]
+    seen, files = gallery(), Files()
+    seen.start_validation()
+    assert len(list(seen.first_kept(iter([empty, full])))) == 2
+    seen.write(files, 1)  # type: ignore[arg-type]
+    assert "images/train" in files.images
+    files = Files()
+    assert len(list(seen.first_kept(iter([empty])))) == 1
+    seen.write(files, 2)  # type: ignore[arg-type]
+    assert "images/train" not in files.images
+
+
 def test_without_an_error_there_is_no_picture_of_one():
     seen, files = gallery(), Files()
     seen.start_validation()

@@ -36,9 +36,10 @@ class Gallery:
         self._worst: tuple[Tensor, ...] | None = None  # loss, label, answer and image of the worst so far
 
     def first_kept(self, batches: Batches) -> Batches:
-        """The same batches; the first images of the first one are kept."""
-        for index, (images, target) in enumerate(batches):
-            if index == 0:
+        """The same batches; the first images of the first one that has any are kept: bad ones leave their batch."""
+        self._train = None
+        for images, target in batches:
+            if self._train is None and len(target):
                 self._train = images[:SHOWN].clone(), target[:SHOWN].clone()
             yield images, target
 
