@@ -34,7 +34,7 @@ def run(
     look_at_folder(request.config)
     # torch comes in here and below, so that --help and a mistyped flag or folder are answered at once.
     import data_commands
-    from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources
+    from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources, still_bad_of
     from data.feed import FeedOptions
     from trainer import banner, begin, build, environment, finish, resume, resumed_data, summary
     from trainer.bad_images import BadImages
@@ -68,7 +68,7 @@ def run(
         return summary.say_summary(config, built, console)
     memory_format = resolve_memory_format(config.channels_last)
     feed = FeedOptions(group.device, config.mean or (), config.std or (), stepper.precision.input_dtype, memory_format)
-    stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes)
+    stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes, still_bad_of(sources))
     share = group.ranks.rank, group.world_size
     train, val = open_loaders(sources, pick(LoaderOptions, config), share, feed, stepper.bad_images.found)
     if not train.steps_in_epoch and not config.evaluate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,12 @@ def contents_of(
     """What each split holds: ``images``, and of files the marks of their labels and names."""
     each = [{"images": len(source)} for source in sources] if indexes is None else [i.contents() for i in indexes]
     return dict(zip(("train", "val"), each, strict=True))
+
+
+def still_bad_of(sources: tuple[Source, Source]) -> dict[str, Callable[[Set[str]], Set[str]]]:
+    """For each split of files: which of some names cannot be read now."""
+    splits = zip(("train", "val"), sources, strict=True)
+    return {split: source.still_bad for split, source in splits if isinstance(source, ImageDataset)}
 
 
 def open_loaders(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from torch.utils.data import Dataset
 
@@ -57,6 +57,18 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             else:
                 labels.append(label)
         return as_batch(rows, labels, bad)
+
+    def still_bad(self, names: Set[str]) -> set[str]:
+        """Those of ``names`` that are samples of this set and cannot be read now."""
+        found = set()
+        for index in range(len(self.index)):
+            name = self.index.name(index)
+            if name in names:
+                try:
+                    self._decoder(self.index.read(index)).decode()
+                except (OSError, DecodeError):
+                    found.add(name)
+        return found
 
     def __getitem__(self, key: Key) -> HostBatch:
         return self.__getitems__([key])

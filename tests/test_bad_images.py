@@ -107,6 +107,24 @@ def test_what_an_earlier_start_found_counts_on(run, folder, capsys):
     lines = Path("run/bad_images.txt").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 5
     assert any("odd\\tname\\nof a.jpg\ta\tthe file is empty" in line for line in lines)
+    # Nor does another start go on over what ended this one.
+    assert run("--resume", "run", base=None) == 5
+    assert "5 bad images in train, more than the 4" in capsys.readouterr().err
+
+
+def test_a_file_that_was_mended_counts_no_more(run, folder, capsys):
+    good = next((folder / "train/b").iterdir())
+    spoilt = spoil(folder / "train/a")
+    flags = "--bad-images", "skip", "-j", 0, "--max-bad-images", len(spoilt), "--epochs", 2
+    assert run(folder, *flags, "--stop-after-steps", 5, base=FOLDER) == 0
+    assert len(Path("run/bad_images.txt").read_text().splitlines()) == len(spoilt)
+    for path in spoilt:
+        path.write_bytes(good.read_bytes())
+    write_empty(good)
+    capsys.readouterr()
+    assert run("--resume", "run", base=None) == 0
+    assert f"1 of {36 + len(spoilt)} train images cannot be read" in capsys.readouterr().out
+    assert len(Path("run/bad_images.txt").read_text().splitlines()) == len(spoilt) + 1
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -121,6 +139,8 @@ def test_more_than_allowed_ends_the_run(run, folder, capsys, split: str):
 def test_the_limit():
     assert [allowed(None, size) for size in (5, 1000, 1300, 1_281_167)] == [10, 10, 13, 12811]
     assert [allowed(limit, 400) for limit in (0, 7, "2%", "0.5%")] == [0, 7, 8, 2]
+    assert [allowed(limit, 100) for limit in ("29%", "57%", "58%")] == [29, 57, 58]
+    assert allowed("0.7%", 1000) == 7
 
 
 # One step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
@@ -30,9 +31,17 @@ class Unreadable(Protocol):
 
 class BadImages:
     """``policy`` fail or skip; ``limit``: files a split, a share such as "2%", or None for the larger of
-    10 and 1 %; ``sizes``: images of each split."""
+    10 and 1 %; ``sizes``: images of each split; ``still_bad``: for a split, those of some names that cannot be read
+    now (without it, all of them)."""
 
-    def __init__(self, group: Group, policy: str, limit: int | str | None, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        policy: str,
+        limit: int | str | None,
+        sizes: Mapping[str, int],
+        still_bad: Mapping[str, Callable[[Set[str]], Set[str]]] | None = None,
+    ) -> None:
         self.skips = policy == "skip"
         self._folder: Path | None = None
         self._file: AppendFile | None = None
@@ -41,19 +50,26 @@ class BadImages:
         self._limits = {split: allowed(limit, size) for split, size in sizes.items()}
         self._new: dict[str, dict[str, str]] = {split: {} for split in sizes}
         self._known: dict[str, dict[str, str]] = {split: {} for split in sizes}
+        self._still_bad = still_bad or {}
+        self._recorded: set[tuple[str, str]] = set()  # split and name of every line in the file
         self._told = 0
         if self.skips:
             group.open_host_group()
 
     def keep_in(self, folder: Path | None) -> None:
-        """``folder``: of the run, on rank 0. What an earlier start of the run found counts on; every rank calls this."""
+        """``folder``: of the run, on rank 0. What an earlier start of the run found and nobody has mended counts on;
+        every rank calls this, and it raises BadDataError on every rank where that is more than allowed."""
         if not self.skips:
             return
         self._folder = folder
         self._file = AppendFile(folder / FILE) if folder is not None else None
-        for split, name, class_name, reason in self._group.on_main(self._read):
-            if split in self._known:
+        for split, name, class_name, reason, bad in self._group.on_main(self._read):
+            self._recorded.add((split, name))
+            if bad:
                 self._known[split][name] = f"{class_name}\t{reason}"
+        self._told = sum(map(len, self._known.values()))
+        for split in self._known:
+            self._check(split)
 
     def found(self, split: str, bad: Sequence[Unreadable]) -> None:
         """Unreadable samples of a batch of this rank. Raises BadDataError under fail."""
@@ -76,7 +92,9 @@ class BadImages:
         if fresh:
             known = self._known[split]
             found = {name: rest for names in self._group.gather(new) for name, rest in names.items()}
-            self._write([f"{split}\t{_one_line(name)}\t{rest}" for name, rest in found.items() if name not in known])
+            written = {name: rest for name, rest in found.items() if (split, name) not in self._recorded}
+            self._write([f"{split}\t{_one_line(name)}\t{rest}" for name, rest in written.items()])
+            self._recorded.update((split, name) for name in written)
             known.update(found)
             new.clear()
             self._check(split)
@@ -123,13 +141,19 @@ class BadImages:
         if self._file is not None:
             self._file.append("".join(f"{line}\n" for line in lines))
 
-    def _read(self) -> list[list[str]]:
-        """The lines an earlier start left: split, name, class, reason."""
+    def _read(self) -> list[tuple[str, str, str, str, bool]]:
+        """The lines an earlier start left: split, name, class, reason, and whether it is bad still."""
         if self._folder is None or not (self._folder / FILE).exists():
             return []
         text = (self._folder / FILE).read_text(encoding="utf-8", errors="surrogateescape")
         rows = [[_as_it_was(cell) for cell in line.split("\t")] for line in text.split("\n")]
-        return [row for row in rows if len(row) == 4]
+        rows = [row for row in rows if len(row) == 4 and row[0] in self._known]
+        bad = set()
+        for split in self._known:
+            names = {name for of, name, *_ in rows if of == split}
+            look = self._still_bad.get(split)
+            bad |= {(split, name) for name in (look(names) if look and names else names)}
+        return [(split, name, label, reason, (split, name) in bad) for split, name, label, reason in rows]
 
 
 def _one_line(text: str) -> str:
@@ -147,5 +171,5 @@ def allowed(limit: int | str | None, size: int) -> int:
     if limit is None:
         return max(LEAST_LIMIT, math.floor(LIMIT_SHARE * size))
     if isinstance(limit, str):
-        return math.floor(float(limit.rstrip("%")) / 100 * size)
+        return math.floor(Fraction(limit.rstrip("%")) * size / 100)  # as written: 29 % of 100 are 29
     return limit
