@@ -52,7 +52,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             try:
                 image = self._decoder(self.index.read(index))
                 self._transform(image, draw, index, rows[len(labels)])
-            except (OSError, DecodeError) as error:
+            except (OSError, DecodeError, MemoryError) as error:
                 bad.append(BadImage(index, self.index.name(index), self.index.classes[label], reason_of(error)))
             else:
                 labels.append(label)
@@ -66,7 +66,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             if name in names:
                 try:
                     self._decoder(self.index.read(index)).decode()
-                except (OSError, DecodeError):
+                except (OSError, DecodeError, MemoryError):
                     found.add(name)
         return found
 
@@ -76,4 +76,6 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
 
 def reason_of(error: Exception) -> str:
     """Why a sample could not be read, on one line."""
+    if isinstance(error, MemoryError):
+        return "needs more memory than there is"
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())

@@ -164,7 +164,8 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    if b"Exif" not in data[:_EXIF_LIMIT]:
+    # Pillow reads EXIF and, where that has no orientation, XMP, which comes in a segment of its own after it.
+    if b"Exif" not in data[:_EXIF_LIMIT] and b"tiff:Orientation" not in data[: 2 * _EXIF_LIMIT]:
         return 1
     with contextlib.suppress(DecodeError), _pillow():
         return _orientation(open_image(data))

@@ -109,7 +109,7 @@ class Looker:
             image = self._decoder(data)
             if self._full or lacks_its_end(data):
                 image.decode()
-        except (OSError, DecodeError) as error:
+        except (OSError, DecodeError, MemoryError) as error:
             return Seen(number, reason_of(error), 0, 0, len(data), 0, format_of(data))
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
         return Seen(number, None, image.width, image.height, len(data), digest, format_of(data))

@@ -23,12 +23,12 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "bench")) if
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402
-from common import Parser, at_least, run_to_exit_code  # noqa: E402
+from common import Parser, at_least, refused_batch_named, run_to_exit_code  # noqa: E402
 
 from trainer import build, environment  # noqa: E402
 from trainer.checks import AMP_DTYPES, DEVICES, OPT_LEVELS  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
-from trainer.errors import EXIT_ERROR, EXIT_OK, UserError  # noqa: E402
+from trainer.errors import EXIT_ERROR, EXIT_OK, UserError, os_reason  # noqa: E402
 from trainer.exits import Session  # noqa: E402
 from trainer.layout_audit import report, step  # noqa: E402
 
@@ -88,11 +88,13 @@ def audit(arch: str, args: argparse.Namespace) -> tuple[step.Findings, dict[str,
         images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
         images = images.to(group.device, precision.input_dtype, memory_format=torch.channels_last)
         target = torch.arange(shape[0], device=group.device) % args.num_classes
-        differences = step.compare_compiled(model, (images, target), precision) if args.compile else []
-        if args.mode == "eval":
-            findings = step.audit_evaluation(model, images, precision)
-        else:
-            findings = step.audit_training_step(model, (images, target), precision, stepper.optimizer)
+        with refused_batch_named(arch, shape):
+            differences = step.compare_compiled(model, (images, target), precision) if args.compile else []
+        with refused_batch_named(arch, shape):
+            if args.mode == "eval":
+                findings = step.audit_evaluation(model, images, precision)
+            else:
+                findings = step.audit_training_step(model, (images, target), precision, stepper.optimizer)
         findings.differences = differences
     finally:
         group.close(agreed=True)
@@ -132,7 +134,7 @@ def one_model(args: argparse.Namespace) -> int:
 
 def every_model(args: argparse.Namespace) -> int:
     """The table; each model is written to the JSON file as soon as it is done."""
-    found: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {}
+    found = done_before(args)
     names = torchvision.models.list_models(module=torchvision.models)
     for name in names:
         if name not in found:
@@ -144,7 +146,30 @@ def every_model(args: argparse.Namespace) -> int:
     if args.markdown:
         args.markdown.parent.mkdir(parents=True, exist_ok=True)
         args.markdown.write_text(markdown([found[name] for name in names]), encoding="utf-8")
-    return EXIT_ERROR if args.strict and not all(found[name]["clean"] for name in names) else EXIT_OK
+    failed = any(found[name]["refused"] or (args.strict and not found[name]["clean"]) for name in names)
+    return EXIT_ERROR if failed else EXIT_OK
+
+
+def done_before(args: argparse.Namespace) -> dict[str, Any]:
+    """Models that the --json file has already. Raises UserError where they were audited otherwise than asked."""
+    if not args.json or not args.json.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(args.json.read_text(encoding="utf-8"))
+        asked = args.opt_level, args.mode, torch.__version__, torchvision.__version__
+        for name, row in found.items():
+            of_row = row["precision"].split()[0], row["mode"], row["torch"], row["torchvision"]
+            if of_row != asked:
+                raise UserError(
+                    f"{args.json} holds {name} audited with {', '.join(of_row)}, not {', '.join(asked)}: take another --json file"
+                )
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{args.json} is no table of --all-torchvision that can be read ({error!r}): take another --json file"
+        ) from None
+    return found
 
 
 def markdown(models: Sequence[dict[str, Any]]) -> str:
@@ -177,13 +202,26 @@ def markdown(models: Sequence[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder and try the file, before anything is measured. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--json {path} cannot be written: {os_reason(error)}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         args = parse(argv)
+        if args.json:
+            check_writable(args.json)
         return every_model(args) if args.all_torchvision else one_model(args)
 
     return run_to_exit_code("audit_layout", body)

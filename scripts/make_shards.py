@@ -29,14 +29,14 @@ from common import Parser, at_least, note, run_to_exit_code  # noqa: E402
 
 from data.folder import FolderError, scan_data_dir  # noqa: E402
 from data.index import SampleIndex  # noqa: E402
-from trainer.errors import UserError  # noqa: E402
+from trainer.errors import BadDataError, UserError, os_reason  # noqa: E402
 
 SPLITS = ("train", "val")
 CLASSES = "classes.json"
 
 
 def members_of(index: SampleIndex, folder: str, style: str) -> Iterator[list[tuple[str, bytes]]]:
-    """The members each image of a split becomes: (name, content), one image at a time. Raises OSError.
+    """The members each image of a split becomes: (name, content), one image at a time. Raises BadDataError.
 
     ``folder``: where the split's class folders lie.
     """
@@ -46,12 +46,22 @@ def members_of(index: SampleIndex, folder: str, style: str) -> Iterator[list[tup
             # A number for a key keeps the folder's order, and names with dots have a meaning of their own there.
             key = f"{number:08d}"
             suffix = os.path.splitext(path)[1].lower()
-            yield [(key + suffix, index.read(number)), (f"{key}.cls", str(label).encode())]
+            yield [(key + suffix, content_of(index, number)), (f"{key}.cls", str(label).encode())]
             continue
         name = os.path.relpath(path, folder).replace(os.sep, "/")
         if not name.startswith(f"{index.classes[label]}/"):
             name = f"{index.classes[label]}/{name}"  # labels from elsewhere than the folders
-        yield [(name, index.read(number))]
+        yield [(name, content_of(index, number))]
+
+
+def content_of(index: SampleIndex, number: int) -> bytes:
+    """The file's bytes, good or bad. Raises BadDataError where it cannot be read at all."""
+    try:
+        return index.read(number)
+    except OSError as error:
+        raise BadDataError(
+            f"cannot read {index.name(number)} ({os_reason(error)}): mend or remove it and start again; nothing was kept"
+        ) from error
 
 
 def write_split(folder: Path, split: str, samples: Iterator[list[tuple[str, bytes]]], most: int) -> list[str]:

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import audit_layout as script  # noqa: E402
 
+from trainer.layout_audit import step  # noqa: E402
+
 SMALL = ("--num-classes", "4", "--device", "cpu", "--input-shape", "3,6,6")
 
 
@@ -151,10 +153,29 @@ def test_every_torchvision_model_goes_through(arch: str) -> None:
         assert audit.lost == []
 
 
+def test_what_compiled_code_has_in_another_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what one side alone has."""
+    images = torch.zeros(2, 3, 4, 4)
+    sides = {
+        False: {"output": images, "same": images, "gone": images},
+        True: {"output": images.to(memory_format=torch.channels_last), "same": images, "new": images},
+    }
+    monkeypatch.setattr(step, "_strides", lambda *_, compiled: sides[compiled])
+    found = step.compare_compiled(torch.nn.Identity(), (images, images), None)  # type: ignore[arg-type]
+    contiguous, channels_last = (48, 16, 4, 1), (48, 1, 12, 3)
+    assert found == [("output", contiguous, channels_last), ("gone", contiguous, ()), ("new", (), contiguous)]
+
+
 @pytest.mark.slow
-def test_compiled_strides_are_compared_with_eager(capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.main(["-a", "toy_models:tiny", "--input-shape", "3,8,8", "--device", "cpu", "--compile"]) == 0
+def test_compiled_strides_are_compared_with_eager(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    pairs: list[dict[str, torch.Tensor]] = []
+    inner = step._strides
+    monkeypatch.setattr(step, "_strides", lambda *a, **k: pairs.append(inner(*a, **k)) or pairs[-1])
+    words = ["-a", "toy_models:tiny", "--input-shape", "3,8,8", "--device", "cpu", "--compile", "--strict"]
+    assert script.main(words) == 0
     assert ": 0 of" in capsys.readouterr().out
+    assert len(pairs) == 2
+    assert pairs[0].keys() == pairs[1].keys() != set()
 
 
 Run = Callable[..., int]
@@ -243,3 +264,25 @@ def test_flags_that_leave_nothing_to_audit_are_refused(
 ) -> None:
     assert run(*flags) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["-a", "resnet18", "--input-shape", "1,64,64"], "cannot take a batch of (2, 1, 64, 64)"),
+        (["-a", "resnet18", "--input-shape", "1,3,32,32"], "Expected more than 1 value per channel"),
+        (["-a", "alexnet", "--image-size", "8"], "cannot take a batch of (2, 3, 8, 8)"),
+        (["-a", "resnet18", "--json", "/proc/x/y.json"], "--json /proc/x/y.json cannot be written"),
+        (["--all-torchvision", "--json", "damaged.json"], "damaged.json is no table"),
+        (["--all-torchvision", "--json", "other.json"], "holds alexnet audited with O2, eval"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, part, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("damaged.json").write_text("[1")
+    row = {"precision": "O2 bfloat16", "mode": "eval", "torch": torch.__version__, "torchvision": "0.1"}
+    Path("other.json").write_text(json.dumps({"alexnet": row}))
+    assert script.main([*words, "--device", "cpu"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert part in error
+    assert "\n" not in error

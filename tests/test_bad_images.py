@@ -13,6 +13,7 @@ from dirty_files import ALL_KINDS, spoil, write_empty
 from helpers import launch, make_folder, rows
 from torch import Tensor
 
+from data.folder import FolderIndex
 from data.sampler import StepPlan
 from trainer.bad_images import BadImages, allowed
 from trainer.distributed import Group, Ranks
@@ -265,3 +266,19 @@ def test_two_ranks_end_with_the_code_for_bad_data(folder, tmp_path, flags):
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr.split("error: ")[0]
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
+
+
+def test_a_file_larger_than_memory_is_a_bad_one(run, folder, monkeypatch, capsys):
+    victim = sorted((folder / "train/a").iterdir())[0]
+    read = FolderIndex.read
+
+    def failing(self: FolderIndex, number: int) -> bytes:
+        if self.name(number) == str(victim):
+            raise MemoryError
+        return read(self, number)
+
+    monkeypatch.setattr(FolderIndex, "read", failing)
+    assert run(folder, "-j", 0, base=FOLDER) == 5
+    assert f"cannot read {victim} (class a): needs more memory than there is" in capsys.readouterr().err
+    assert run(folder, "--check-data", "-j", 0, base="") == 5
+    assert "needs more memory than there is" in capsys.readouterr().out

@@ -134,6 +134,15 @@ def test_a_turned_image_is_scaled_too(either: str):
     assert Decoder(True)(data).decode(0.5).shape == (200, 100, 3)
 
 
+def test_an_orientation_in_xmp_is_one_too(either: str):
+    """Where EXIF has none: with simplejpeg as without it."""
+    packet = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    plain = encoded(Image.new("RGB", (40, 20)), "JPEG")
+    data = plain[:2] + b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet + plain[2:]
+    assert pixels_of(data, apply_orientation=True).shape == (40, 20, 3)
+    assert pixels_of(data).shape == (20, 40, 3)
+
+
 def test_a_png_may_bring_its_orientation_late(either: str):
     """Behind the pixels; without one, what is wrong with the pixels is still heard."""
     exif = Image.Exif()

@@ -81,7 +81,7 @@ def found_for(contiguous: float, last: float, requires_grad: bool = True) -> dic
     costs.costs = [conversions.Cost(way, ((), ()), 480, [seconds], seconds) for way, seconds in ways.items()]
     spec = layer_calls.TensorSpec((2, 3, 4, 5), torch.float32, requires_grad)
     case = layer_calls.LayerCase((), "Conv2d(3, 3)", ((spec,), {}), True, False, ["conv"], 1)
-    times = stopwatch.Times({CONTIGUOUS: [[contiguous, 0.0]] * 3, LAST: [[last, 0.0]] * 3})
+    times = stopwatch.Times({CONTIGUOUS: [[contiguous, 0.0]] * 6, LAST: [[last, 0.0]] * 6})
     return break_even.break_even(costs, layer_arms.LayerResult(case, [], times))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import make_folder, write_image
 
-from data.folder import scan_data_dir
+from data.folder import FolderIndex, scan_data_dir
 from data.sampler import StepSampler
 from data.shards import ShardIndex, open_shards
 
@@ -200,3 +200,18 @@ def test_a_flat_val_folder_with_its_list(folder: Path, tmp_path: Path, capsys: S
     found = {val.read(index): classes[val.labels[index]] for index in range(len(val))}
     assert found == wanted
     assert len(found) == 8
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, capsys: Shown, monkeypatch) -> None:
+    victim = scan_data_dir(folder)[0].name(3)
+    read = FolderIndex.read
+
+    def failing(self: FolderIndex, number: int) -> bytes:
+        if self.name(number) == victim:
+            raise OSError(5, "Input/output error")
+        return read(self, number)
+
+    monkeypatch.setattr(FolderIndex, "read", failing)
+    assert make_shards.main([str(folder), str(tmp_path / "out")]) == 5
+    assert f"cannot read {victim} (Input/output error): mend or remove it" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.tar"))

@@ -153,7 +153,7 @@ def decide(rounds: list[tuple[float, float]], batch_size: int, seconds: float, w
             f"{LEAST_ROUNDS} it takes to tell them apart; --channels-last true or false decides without"
         )
     ratios = sorted(contiguous / channels_last for contiguous, channels_last in rounds)
-    skipped = _outside(len(ratios))
+    skipped = ends_left_out(len(ratios))
     low, high = ratios[skipped], ratios[-1 - skipped]
     chosen = low > LEAST_GAIN
     word = "true" if chosen else "false (contiguous)"
@@ -165,7 +165,7 @@ def decide(rounds: list[tuple[float, float]], batch_size: int, seconds: float, w
     )
 
 
-def _outside(count: int) -> int:
+def ends_left_out(count: int) -> int:
     """How many of ``count`` sorted values to leave out at each end, so that the rest still holds the median 95 times
     in 100 (the order-statistic interval: a sign test turned round)."""
     outside, tail = 0, 1

@@ -57,6 +57,7 @@ class BothFormats:
             cpu_heap=args.cpu_heap,
             lr=0.0,  # an update costs the same, and the weights stay finite
         )
+        self.arch = args.arch
         group, self.threads = build.open_group(asked.device, asked.deterministic, asked.tf32, Session())
         self.device = group.device
         self.training = args.mode == "train"
@@ -95,7 +96,7 @@ class BothFormats:
         """Output of one forward pass, as training or validation makes it."""
         stepper = self.steppers[memory_format]
         grad = contextlib.nullcontext() if self.training else torch.no_grad()
-        with grad, stepper.precision.autocast():
+        with common.refused_batch_named(self.arch, images.shape), grad, stepper.precision.autocast():
             return stepper.model(images)
 
     def step(self, memory_format: str) -> Callable[[], Iterator[None]]:

@@ -7,11 +7,12 @@ that a benchmark runs from any folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -202,6 +203,25 @@ def check_required(benchmark: str, comparisons: Sequence[Comparison], required: 
     )
     print(f"{benchmark}: below the required {required:g}: {named}", file=sys.stderr, flush=True)
     return EXIT_ERROR
+
+
+@contextlib.contextmanager
+def refused_batch_named(arch: str, shape: Sequence[int]) -> Iterator[None]:
+    """What a model of a library says of a batch that it does not take, as one sentence; errors in the user's own model
+    keep their traceback. Raises UserError."""
+    import torch  # --help does without
+
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if ":" in arch.removeprefix("timm:"):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"-a {arch} cannot take a batch of {tuple(shape)}: {reason}; give it another size or batch"
+        ) from error
 
 
 def run_to_exit_code(benchmark: str, body: Callable[[], int]) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import common
 import torch
 
+from trainer.format_trial import ends_left_out
+
 # A generator that yields where a timed part begins and where it ends: what lies between two parts is not timed.
 Call = Callable[[], Iterator[None]]
 MOST_CALLS = 1000
@@ -66,18 +68,16 @@ class Factor:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Between the lowest and the highest round; from five rounds on, those two are left out.
-
-        With nine rounds and no difference, one case in fifty lies wholly above 1 by chance.
-        """
-        ordered = sorted(self.rounds)
-        kept = ordered[1:-1] if len(ordered) >= 5 else ordered
-        return kept[0], kept[-1]
+        """Between the lowest and the highest round, of nine and more without those that the order-statistic interval
+        of the median leaves out at 95 %: where there is no difference, at most one case in forty lies wholly above 1."""
+        ordered, outside = sorted(self.rounds), ends_left_out(len(self.rounds))
+        return ordered[outside], ordered[-1 - outside]
 
     @property
     def verdict(self) -> str:
-        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``; under three rounds nothing is clear."""
-        if len(self.rounds) < 3:
+        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``; under six rounds nothing is clear: five agree by
+        chance once in sixteen."""
+        if len(self.rounds) < 6:
             return "unclear"
         low, high = self.spread
         return "slower" if low > 1 else "faster" if high < 1 else "unclear"

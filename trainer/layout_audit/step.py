@@ -77,17 +77,23 @@ def audit_evaluation(model: nn.Module, images: Tensor, precision: Precision) -> 
 def compare_compiled(
     model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision
 ) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Output, input gradient and parameter gradients whose order under ``torch.compile`` differs from eager's.
+    """Output, input gradient and parameter gradients whose order under ``torch.compile`` differs from eager's: name and
+    both strides, empty on the side that has no such tensor.
 
     Two copies of the model take a pass each, outside any dispatch mode, under which compiled code would run eagerly.
     """
     eager = _strides(copy.deepcopy(model), batch, precision, compiled=False)
     compiled = _strides(copy.deepcopy(model), batch, precision, compiled=True)
-    return [
-        (name, tuple(one.stride()), tuple(compiled[name].stride()))
-        for name, one in eager.items()
-        if name not in compiled or stride_order(one) != stride_order(compiled[name])
-    ]
+    found = []
+    for name in {**eager, **compiled}:
+        one, other = eager.get(name), compiled.get(name)
+        if one is None or other is None or stride_order(one) != stride_order(other):
+            found.append((name, _stride(one), _stride(other)))
+    return found
+
+
+def _stride(tensor: Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.stride())
 
 
 def _strides(model: nn.Module, batch: tuple[Tensor, Tensor], precision: Precision, compiled: bool) -> dict[str, Tensor]:
