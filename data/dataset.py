@@ -10,6 +10,7 @@ from data import decode
 from data.collate import BadImage, HostBatch, as_batch, new_rows
 from data.decode import DecodeError, Decoder
 from data.index import SampleIndex
+from data.patience import read_patiently
 from data.transforms import Transform
 
 Key = tuple[int, int]  # draw, sample index
@@ -50,7 +51,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
         for draw, index in keys:
             label = int(self.index.labels[index])
             try:
-                image = self._decoder(self.index.read(index))
+                image = self._decoder(read_patiently(self.index, index))
                 self._transform(image, draw, index, rows[len(labels)])
             except (OSError, DecodeError, MemoryError) as error:
                 bad.append(BadImage(index, self.index.name(index), self.index.classes[label], reason_of(error)))
@@ -65,7 +66,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             name = self.index.name(index)
             if name in names:
                 try:
-                    self._decoder(self.index.read(index)).decode()
+                    self._decoder(read_patiently(self.index, index)).decode()
                 except (OSError, DecodeError, MemoryError):
                     found.add(name)
         return found

@@ -21,6 +21,7 @@ from data.decode import DecodeError, Decoder
 from data.facts import format_of
 from data.index import SampleIndex
 from data.loaders import HostOptions, worker_batches
+from data.patience import read_patiently
 
 _FILES_A_TASK = 16
 
@@ -105,7 +106,7 @@ class Looker:
     def _look(self, number: int) -> Seen:
         data = b""
         try:
-            data = self._index.read(number)
+            data = read_patiently(self._index, number)
             image = self._decoder(data)
             if self._full or lacks_its_end(data):
                 image.decode()

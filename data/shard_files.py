@@ -129,6 +129,10 @@ class _Opened:
         return file.read(offset, size)
 
 
+class RemoteError(OSError):
+    """What the driver of an address says, without the passwords in it; its cause is the driver's own error."""
+
+
 class ShardReader:
     """Bytes out of shards by number and offset; safe in forked processes and in threads.
 
@@ -154,7 +158,7 @@ class ShardReader:
         except Exception as error:  # each driver has errors of its own, with addresses in them; readers expect OSError
             if not is_url(url):
                 raise
-            raise OSError(f"cannot read {shown(url)} ({shown_error(error)})") from error
+            raise RemoteError(f"cannot read {shown(url)} ({shown_error(error)})") from error
         if len(data) > size:
             raise OSError(f"{shown(url)} gave {len(data)} bytes where {size} were asked for: {_NO_RANGES}")
         if len(data) != size:
