@@ -85,6 +85,10 @@ def _remote_files(url: str) -> list[str]:
     try:
         if not any(sign in url for sign in magic):
             return [url] if _exists(fs, path) else []
+        if url.endswith(path):
+            # What stands before the path: a host that some drivers leave out of it, a cache in front of the place.
+            before = url[: -len(path)]
+            return sorted(before + name for name in fs.glob(path))
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
     except Exception as error:  # each driver has errors of its own
         raise FolderError(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.utils import infer_storage_options
 from shard_cases import TWO, refused, write_tar
 
 from data.shard_pattern import expand_pattern
@@ -51,3 +55,40 @@ def test_patterns_that_match_too_little_or_too_much(tmp_path: Path, pattern: str
     for name in "12":
         write_tar(tmp_path / f"{name}.tar", TWO)
     assert part in refused(pattern if "://" in pattern else str(tmp_path / pattern))
+
+
+class WithHost(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """As the drivers of ftp, sftp and hdfs do: the host is theirs to know, a path comes without it."""
+
+    protocol = "withhost"
+    _names = ("/d/t-0.tar", "/d/t-1.tar")
+
+    def __init__(self, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.host = host
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return infer_storage_options(path)["path"]
+
+    @staticmethod
+    def _get_kwargs_from_urls(url: str) -> dict[str, Any]:
+        return {"host": infer_storage_options(url)["host"]}
+
+    def glob(self, path: str, **options: Any) -> list[str]:
+        return [name for name in self._names if fnmatch.fnmatch(name, path)]
+
+
+def test_a_star_keeps_host_and_cache() -> None:
+    fsspec.register_implementation("withhost", WithHost, clobber=True)
+    assert expand_pattern("withhost://server/d/t-*.tar") == [
+        "withhost://server/d/t-0.tar",
+        "withhost://server/d/t-1.tar",
+    ]
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/shards/t-0.tar", b"")
+    try:
+        assert expand_pattern("simplecache::memory://shards/t-*.tar") == ["simplecache::memory://shards/t-0.tar"]
+        assert expand_pattern("memory://shards/t-*.tar") == ["memory://shards/t-0.tar"]
+    finally:
+        memory.rm("/shards", recursive=True)
