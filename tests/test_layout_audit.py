@@ -218,3 +218,21 @@ def test_state_in_another_order_is_found() -> None:
     state["momentum_buffer"] = state["momentum_buffer"].contiguous()
     (momentum,) = wrong_optimizer_state(model, optimizer)
     assert (momentum.name, momentum.what) == ("weight", "momentum_buffer")
+
+
+def test_the_stride_of_a_convolution_is_the_users_own_mistake() -> None:
+    images = torch.rand(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="stride"), audit_layout() as audit:
+        torch.nn.functional.conv2d(images, torch.ones(4, 3, 1, 1), stride=0)
+    assert audit.refused == []
+
+
+def test_a_grid_is_no_image() -> None:
+    images = torch.rand(2, 4, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
+    grid = (2 * torch.rand(2, 6, 6, 2) - 1).requires_grad_()
+    with audit_layout() as audit:
+        torch.nn.functional.grid_sample(images, grid, align_corners=False).sum().backward()
+    assert all("grid" not in lost.foreign for lost in audit.lost)
+    backward = [lost for lost in audit.lost if "backward" in lost.op]
+    assert backward
+    assert sum(lost.lost_bytes for lost in backward) == images.numel() * 4

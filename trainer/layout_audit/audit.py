@@ -14,7 +14,8 @@ from trainer.layout_audit.where import BACKWARD, PASSES
 
 # Ops that take shape and type of an input, not its values: they carry no format on.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-_ABOUT_STRIDES = re.compile(r"stride|contiguous|channels.?last|memory.?format", re.IGNORECASE)
+# Not the stride of a convolution, which the user set.
+_ABOUT_STRIDES = re.compile(r"strides|size and stride|contiguous|channels.?last|memory.?format", re.IGNORECASE)
 Named = list[tuple[str, Tensor]]
 Judged = list[tuple[Tensor, Operand]]  # what an op wrote, with its record
 
@@ -147,7 +148,10 @@ def _lost_in(op: LostOp, reads: Sequence[Read], new: Judged, into: Judged) -> li
     if _is_factory(op):
         return []
     if any(read.operand.channels_inside for read in reads):
-        wrong = [one for one in (*new, *into) if one[1].layout in WRONG]
+        grids = {
+            read.tensor.shape for read in reads if read.operand.name == "grid"
+        }  # places, no image, as is a gradient of them
+        wrong = [one for one in (*new, *into) if one[1].layout in WRONG and one[0].shape not in grids]
         return [tensor for tensor, operand in wrong if not operand.channels_inside]  # H and W swapped is no loss yet
     sizes = NOTHING.union(*(read.sizes for read in reads))
     images = [tensor for tensor, operand in new if is_image(tensor, operand.layout, sizes)]

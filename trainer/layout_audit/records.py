@@ -72,8 +72,8 @@ class LostOp:
 
     @property
     def foreign(self) -> list[str]:
-        """Names of the operands in another order."""
-        return [operand.name for operand in self.operands if operand.foreign]
+        """Names of the operands in another order; the grid of ``grid_sample`` is no image."""
+        return [operand.name for operand in self.operands if operand.foreign and operand.name != "grid"]
 
     def to_json(self) -> dict[str, Any]:
         record = asdict(self)
