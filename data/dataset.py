@@ -14,6 +14,7 @@ from data.patience import read_patiently
 from data.transforms import Transform
 
 Key = tuple[int, int]  # draw, sample index
+UNREADABLE = (OSError, DecodeError, MemoryError)  # what is wrong with one sample, not with the program
 
 
 class ImageDataset(Dataset):  # type: ignore[type-arg]
@@ -53,7 +54,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             try:
                 image = self._decoder(read_patiently(self.index, index))
                 self._transform(image, draw, index, rows[len(labels)])
-            except (OSError, DecodeError, MemoryError) as error:
+            except UNREADABLE as error:
                 bad.append(BadImage(index, self.index.name(index), self.index.classes[label], reason_of(error)))
             else:
                 labels.append(label)
@@ -67,7 +68,7 @@ class ImageDataset(Dataset):  # type: ignore[type-arg]
             if name in names:
                 try:
                     self._decoder(read_patiently(self.index, index)).decode()
-                except (OSError, DecodeError, MemoryError):
+                except UNREADABLE:
                     found.add(name)
         return found
 

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data.collate import BadImage
-from data.dataset import reason_of
-from data.decode import DecodeError, Decoder
+from data.dataset import UNREADABLE, reason_of
+from data.decode import Decoder
 from data.facts import format_of
 from data.index import SampleIndex
 from data.loaders import HostOptions, worker_batches
@@ -110,7 +110,7 @@ class Looker:
             image = self._decoder(data)
             if self._full or lacks_its_end(data):
                 image.decode()
-        except (OSError, DecodeError, MemoryError) as error:
+        except UNREADABLE as error:
             return Seen(number, reason_of(error), 0, 0, len(data), 0, format_of(data))
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
         return Seen(number, None, image.width, image.height, len(data), digest, format_of(data))

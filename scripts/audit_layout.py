@@ -90,7 +90,6 @@ def audit(arch: str, args: argparse.Namespace) -> tuple[step.Findings, dict[str,
         target = torch.arange(shape[0], device=group.device) % args.num_classes
         with refused_batch_named(arch, shape):
             differences = step.compare_compiled(model, (images, target), precision) if args.compile else []
-        with refused_batch_named(arch, shape):
             if args.mode == "eval":
                 findings = step.audit_evaluation(model, images, precision)
             else:

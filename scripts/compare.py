@@ -119,9 +119,8 @@ def taken_up(folder: Path, args: Any) -> dict[str, Any]:
             f"--from {folder / measuring.FILE} judges what is there"
         )
     # Both arms of a round have to have met the same machine at about the same time.
-    whole = [
-        run for run in content["runs"] if all(run["round"] in runs for runs in verdict.done_by_arm(content).values())
-    ]
+    done = verdict.done_by_arm(content).values()
+    whole = [run for run in content["runs"] if all(run["round"] in runs for runs in done)]
     if len(whole) < len(content["runs"]):
         print("note: the round that was begun is measured again, so that its arms are of one time", flush=True)
     content["runs"] = whole

@@ -94,12 +94,10 @@ def one(key: Key, plan: Plan, parent: Path, measure: Measure) -> dict:
     """One comparison; an interrupted one goes on, what another attempt left is removed."""
     model, mode, setting = key
     folder = parent / mode / setting / model.replace(":", "_")
-    words = (
-        ["--resume", str(folder), "--no-plots"]
-        if sweep_record.was_interrupted(folder)
-        else plan.words(key, str(folder))
-    )
-    if words[0] != "--resume":
+    if sweep_record.was_interrupted(folder):
+        words = ["--resume", str(folder), "--no-plots"]
+    else:
+        words = plan.words(key, str(folder))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     log, began = folder / "log.txt", time.perf_counter()

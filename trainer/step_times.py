@@ -34,8 +34,9 @@ class StepTimes:
 
     def __init__(self, enabled: bool, folder: Path | None, group: Group, model: nn.Module | None = None) -> None:
         self.enabled = enabled
-        self._ordered_dropout = watch_dropout(model) if enabled and model is not None else []
-        self._drawing = drawing_modules(model) if enabled and model is not None else []
+        watched = model if enabled else None
+        self._ordered_dropout = [] if watched is None else watch_dropout(watched)
+        self._drawing = [] if watched is None else drawing_modules(watched)
         self._file = AppendFile(folder / FILE) if folder is not None else None
         self._group = group
         self._timer: StepTimer | None = None

@@ -128,9 +128,10 @@ class Runner(Measuring):
         if run["exit_code"] != EXIT_OK:
             return self._ended_badly(arm, run)
         median_step(run)  # raises where nothing was timed
-        first = next(iter(done_by_arm(self.content)[self.arms[0].name].values()), run)
+        done = done_by_arm(self.content)
+        first, own = (next(iter(done[name].values()), run) for name in (self.arms[0].name, arm.name))
         check_resolved([self.arms[0], arm], [first["resolved"], run["resolved"]])
-        check_machine(next(iter(done_by_arm(self.content)[arm.name].values()), run), run, self.folder)
+        check_machine(own, run, self.folder)
         self.content["runs"].append({"arm": arm.name, "round": index, **run})
         note = few_steps(self.content)
         if note and run is first:

@@ -120,17 +120,11 @@ def read_plan(args: argparse.Namespace, flags: Sequence[str]) -> Plan:
     check_numbers(vars(args))
     models = model_names(args.models)
     for words in settings.values():  # before a record or a child is begun
-        parse_arms(DEFAULT_ARMS, [*flags, *_split(words), "-a", models[0]])
+        arms = {arm: f"{words} {own}" for arm, own in DEFAULT_ARMS.items()}
+        parse_arms(arms, [*flags, "-a", models[0]])
     options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     modes = list(MODES) if args.mode == "both" else [args.mode]
     return Plan(models, modes, settings, {**options, "in_process": args.in_process}, list(flags))
-
-
-def _split(words: str) -> list[str]:
-    try:
-        return shlex.split(words)
-    except ValueError as error:
-        raise UserError(f"--setting {words!r}: {error}") from None
 
 
 def model_names(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import common
 import torch
 
-from trainer.format_trial import ends_left_out
+from trainer.format_trial import LEAST_ROUNDS, ends_left_out
 
 # A generator that yields where a timed part begins and where it ends: what lies between two parts is not timed.
 Call = Callable[[], Iterator[None]]
@@ -75,9 +75,9 @@ class Factor:
 
     @property
     def verdict(self) -> str:
-        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``; under six rounds nothing is clear: five agree by
-        chance once in sixteen."""
-        if len(self.rounds) < 6:
+        """``slower`` or ``faster`` where the whole spread says so, else ``unclear``; under six rounds nothing is clear:
+        five agree by chance once in sixteen."""
+        if len(self.rounds) < LEAST_ROUNDS:
             return "unclear"
         low, high = self.spread
         return "slower" if low > 1 else "faster" if high < 1 else "unclear"

@@ -70,9 +70,8 @@ def _kind_by_op(lost: LostOp, name: str) -> str | None:
 
 
 def _kind_by_operands(lost: LostOp, name: str) -> str:
-    # Indices of a pooling and masks are in whatever order their op wrote them, and decide in ``where`` alone; the grid
-    # of grid_sample is no image.
-    counted = [one for one in lost.operands if "float" in one.dtype and one.name != "grid" or name == "where"]
+    # Indices of a pooling and masks are in whatever order their op wrote them, and decide in ``where`` alone.
+    counted = [one for one in lost.operands if "float" in one.dtype or name == "where"]
     foreign = [operand for operand in counted if operand.foreign]
     if any(operand.channels_inside for operand in foreign):
         return "permuted_input"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainer.layout_audit.advice import kind_of
 from trainer.layout_audit.origin import NOTHING, WRONG, Read, carry, is_image, is_lost, keeps_order, note_image
-from trainer.layout_audit.records import Counts, LayoutLost, LostOp, Operand, StorageNote
+from trainer.layout_audit.records import GRID, Counts, LayoutLost, LostOp, Operand, StorageNote
 from trainer.layout_audit.where import BACKWARD, PASSES
 
 # Ops that take shape and type of an input, not its values: they carry no format on.
@@ -148,9 +148,8 @@ def _lost_in(op: LostOp, reads: Sequence[Read], new: Judged, into: Judged) -> li
     if _is_factory(op):
         return []
     if any(read.operand.channels_inside for read in reads):
-        grids = {
-            read.tensor.shape for read in reads if read.operand.name == "grid"
-        }  # places, no image, as is a gradient of them
+        # A gradient of grid_sample's places is no image either.
+        grids = {read.tensor.shape for read in reads if read.operand.name == GRID}
         wrong = [one for one in (*new, *into) if one[1].layout in WRONG and one[0].shape not in grids]
         return [tensor for tensor, operand in wrong if not operand.channels_inside]  # H and W swapped is no loss yet
     sizes = NOTHING.union(*(read.sizes for read in reads))

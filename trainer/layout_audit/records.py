@@ -11,6 +11,8 @@ from torch import Tensor
 from trainer.layout_audit.where import Where
 from trainer.memory_format import is_misread, memory_format_of
 
+GRID = "grid"  # grid_sample's places, by the name that PyTorch gives the operand
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -23,7 +25,7 @@ class Operand:
     device: str
     layout: str
     channels_inside: bool  # in memory the channels of a pixel lie side by side
-    foreign: bool  # in another order than channels-last
+    foreign: bool  # an image in another order than channels-last; the grid of grid_sample is none
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> Operand:
@@ -40,7 +42,7 @@ class Operand:
             str(tensor.device),
             layout,
             inside,
-            misread or layout in ("contiguous", "other"),
+            name != GRID and (misread or layout in ("contiguous", "other")),
         )
 
     def __str__(self) -> str:
@@ -72,8 +74,8 @@ class LostOp:
 
     @property
     def foreign(self) -> list[str]:
-        """Names of the operands in another order; the grid of ``grid_sample`` is no image."""
-        return [operand.name for operand in self.operands if operand.foreign and operand.name != "grid"]
+        """Names of the operands in another order."""
+        return [operand.name for operand in self.operands if operand.foreign]
 
     def to_json(self) -> dict[str, Any]:
         record = asdict(self)
