@@ -36,9 +36,8 @@ def run(
     import data_commands
     from data.build import DataOptions, LoaderOptions, contents_of, open_loaders, open_sources, still_bad_of
     from data.feed import FeedOptions
-    from trainer import banner, begin, build, environment, finish, resume, resumed_data, summary
+    from trainer import banner, begin, build, finish, resolve, resume, resumed_data, summary
     from trainer.bad_images import BadImages
-    from trainer.errors import UserError
     from trainer.memory_format import resolve_memory_format
     from trainer.run_log import Console
 
@@ -50,7 +49,7 @@ def run(
     console = Console(group.is_main)
     start = resume.find_start(request, group)
     indexes = group.on_main(lambda: find_images(start.config))
-    config, notices = environment.resolve_config(
+    config, notices = resolve.resolve_config(
         start.config, group.device, group.ranks, indexes and len(indexes[0].classes), start.saved_resolved
     )
     sources = open_sources(indexes, pick(DataOptions, config))
@@ -71,10 +70,8 @@ def run(
     stepper.bad_images = BadImages(group, config.bad_images, config.max_bad_images, sizes, still_bad_of(sources))
     share = group.ranks.rank, group.world_size
     train, val = open_loaders(sources, pick(LoaderOptions, config), share, feed, stepper.bad_images.found)
-    if not train.steps_in_epoch and not config.evaluate:
-        raise UserError(
-            f"{sizes['train']} training images are too few: a step needs two for each of {group.world_size} ranks", True
-        )
+    if not config.evaluate:
+        refuse_no_step(train.steps_in_epoch, sizes["train"], group.world_size)
     train = train if loader_wrapper is None else loader_wrapper(train)
     banner.say_heap(console, config, built.heap)
     banner.say_data(console, config, *sources, train.sampler.dropped)
@@ -87,6 +84,14 @@ def run(
     if config.evaluate:
         return finish.evaluate(engine, val, config, session)
     return finish.fit(engine, train, val, config, session)
+
+
+def refuse_no_step(steps: int, images: int, ranks: int) -> None:
+    """Raise UserError, on every rank, where an epoch would have no step."""
+    from trainer.errors import UserError
+
+    if not steps:
+        raise UserError(f"{images} training images are too few: a step needs two for each of {ranks} ranks", True)
 
 
 def look_at_folder(config: TrainConfig) -> None:

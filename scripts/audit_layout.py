@@ -25,7 +25,7 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 from common import Parser, at_least, refused_batch_named, run_to_exit_code  # noqa: E402
 
-from trainer import build, environment  # noqa: E402
+from trainer import build, resolve  # noqa: E402
 from trainer.checks import AMP_DTYPES, DEVICES, OPT_LEVELS  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.errors import EXIT_ERROR, EXIT_OK, UserError, os_reason  # noqa: E402
@@ -80,7 +80,7 @@ def audit(arch: str, args: argparse.Namespace) -> tuple[step.Findings, dict[str,
             arch=arch, synthetic=True, num_classes=args.num_classes, image_size=args.image_size, opt_level=args.opt_level,
             amp_dtype=args.amp_dtype, device=args.device, channels_last=True, cpu_heap="default",
         )  # fmt: skip
-        config, _ = environment.resolve_config(asked, group.device, group.ranks, None)
+        config, _ = resolve.resolve_config(asked, group.device, group.ranks, None)
         size = config.image_size or 0
         shape = args.input_shape or (2, 3, size, size)
         stepper = build.build_stepper(config, group, new_weights=False).stepper

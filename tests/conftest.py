@@ -25,8 +25,10 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _a_closed_terminal_counts() -> None:
-    """Tests that are started under nohup hear SIGHUP all the same."""
+def _signals_count() -> None:
+    """Tests that are started under nohup hear SIGHUP all the same, and those in a shell's background SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -74,7 +76,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """On whatever machine the test runs."""
-    monkeypatch.setattr("trainer.environment.usable_cores", lambda: 8)
+    for module in ("environment", "resolve"):
+        monkeypatch.setattr(f"trainer.{module}.usable_cores", lambda: 8)
 
 
 @pytest.fixture

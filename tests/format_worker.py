@@ -25,11 +25,11 @@ from trainer.cli import parse
 from trainer.config import TrainConfig
 from trainer.content import restore
 from trainer.distributed import Group, Ranks, read_ranks
-from trainer.environment import resolve_config
 from trainer.errors import UserError
 from trainer.memory_format import apply_to_model, resolve_memory_format
 from trainer.metrics import RunningSums
 from trainer.profiling import StepProfiler
+from trainer.resolve import resolve_config
 from trainer.run_state import Progress
 from trainer.saver import CheckpointSaver
 from trainer.step import Stepper

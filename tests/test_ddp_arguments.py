@@ -16,7 +16,7 @@ from trainer import build
 from trainer.build import build_stepper
 from trainer.cli import parse
 from trainer.distributed import Group, Ranks
-from trainer.environment import resolve_config
+from trainer.resolve import resolve_config
 
 CPU = torch.device("cpu")
 BUFFERS = {"broadcast_buffers", "forward_sync_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)

@@ -9,7 +9,7 @@ from helpers import refused
 from trainer.cli import merge_with_checkpoint, parse
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
-from trainer.environment import resolve_config
+from trainer.resolve import resolve_config
 
 CPU = torch.device("cpu")
 

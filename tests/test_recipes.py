@@ -13,7 +13,7 @@ from helpers import load, rows
 from trainer.cli import parse
 from trainer.config import DEFAULTS, TrainConfig
 from trainer.distributed import Ranks
-from trainer.environment import resolve_config
+from trainer.resolve import resolve_config
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers import taken
 
-from trainer import environment
+from trainer import resolve
 from trainer.config import KEYS, TrainConfig
 from trainer.distributed import Ranks
-from trainer.environment import IMAGENET_MEAN, IMAGENET_STD, resolve_config
 from trainer.errors import UserError
+from trainer.resolve import IMAGENET_MEAN, IMAGENET_STD, resolve_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -120,7 +120,7 @@ def test_the_validation_batch_is_the_training_batch_unless_asked():
     [(8, 1, None, 4), (2, 1, None, 2), (8, 4, None, 2), (2, 4, None, 1), (8, 4, 0, 0), (1, 1, 16, 16)],
 )
 def test_workers(cores: int, local: int, asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(environment, "usable_cores", lambda: cores)
+    monkeypatch.setattr(resolve, "usable_cores", lambda: cores)
     config, _ = resolve_config(TrainConfig(workers=asked), CPU, Ranks(0, local, 0, local), None)
     assert config.workers == expected
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers import taken
 
-from trainer import environment
+from trainer import resolve
 from trainer.cli import merge_with_checkpoint
 from trainer.config import KEYS, PER_START, TrainConfig
 from trainer.distributed import Ranks
-from trainer.environment import resolve_config
+from trainer.resolve import resolve_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -31,7 +31,7 @@ def saved_by(device: torch.device = CPU, **asked) -> tuple[dict, dict]:
 def test_a_resumed_run_keeps_what_was_chosen_on_another_machine(monkeypatch: pytest.MonkeyPatch):
     asked, chosen = saved_by(CUDA, data_dir="/set", arch="efficientnet_b0", pretrained=True)
     merged = merge_with_checkpoint({"image_size": 160}, asked)
-    monkeypatch.setattr(environment, "usable_cores", lambda: 2)
+    monkeypatch.setattr(resolve, "usable_cores", lambda: 2)
     config, _ = resolve_config(merged, CPU, Ranks(), 3, chosen)
     keys = ("opt_level", "amp_dtype", "epochs", "num_classes", "interpolation", "val_image_size", "val_resize")
     assert taken(config, *keys) == ("O1", "float16", 90, 3, "bicubic", 160, 183)

@@ -19,8 +19,8 @@ from data.folder import scan_data_dir
 from data.transforms import ValTransform
 from trainer.config import TrainConfig, pick
 from trainer.distributed import Ranks
-from trainer.environment import resolve_config
 from trainer.models import build_model
+from trainer.resolve import resolve_config
 from trainer.weights import load_weights
 
 CPU = torch.device("cpu")

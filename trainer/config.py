@@ -1,6 +1,6 @@
 """Every setting of a run and its default; what makes it impossible is in ``checks``. Imports no torch.
 
-``None`` means "chosen at the start of the run": ``trainer.environment.resolve_config`` fills it.
+``None`` means "chosen at the start of the run": ``trainer.resolve.resolve_config`` fills it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from data.build import DataOptions, IndexOptions, LoaderOptions, build_mixer, op
 from data.feed import DeviceFeed, FeedOptions
 from data.folder import FolderError
 from data.loaders import HostBatches, fail_on_bad
-from trainer import build, environment
+from trainer import build, resolve
 from trainer.cli import parse
 from trainer.config import TrainConfig, pick
 from trainer.distributed import Group
@@ -193,7 +193,7 @@ def build_arms(content: Mapping[str, Any]) -> tuple[SharedSteps, list[ArmInProce
     except FolderError as error:
         raise UserError(str(error)) from error
     classes = indexes and len(indexes[0].classes)
-    configs = [environment.resolve_config(config, group.device, group.ranks, classes)[0] for config in requests]
+    configs = [resolve.resolve_config(config, group.device, group.ranks, classes)[0] for config in requests]
     source = open_sources(indexes, pick(DataOptions, configs[0]))[0]
     sampler, host = plan_loading(len(source), pick(LoaderOptions, configs[0]), (0, 1), group.device.type, fail_on_bad)
     steps = SharedSteps(sampler, HostBatches("train", source, sampler, host), session)

@@ -24,8 +24,9 @@ from torchvision.transforms import v2
 from data.collate import as_batch, new_rows
 from data.feed import DeviceFeed, FeedOptions
 from trainer.checks import DEVICES
-from trainer.environment import IMAGENET_MEAN, IMAGENET_STD, resolve_device
+from trainer.environment import resolve_device
 from trainer.memory_format import resolve_memory_format
+from trainer.resolve import IMAGENET_MEAN, IMAGENET_STD
 
 ARMS = ("device feed", "batch.to(device)")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

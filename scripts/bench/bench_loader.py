@@ -36,9 +36,9 @@ from data.folder import FolderError, scan_data_dir
 from data.loaders import HostBatches, HostOptions
 from data.sampler import StepSampler
 from data.transforms import TrainTransform
-from trainer.environment import IMAGENET_MEAN, IMAGENET_STD
 from trainer.errors import RunError, UserError
 from trainer.hardware import usable_cores
+from trainer.resolve import IMAGENET_MEAN, IMAGENET_STD
 
 OURS, REFERENCE, FAST = "ours", "reference", "fast collate"
 Batches = Iterable[tuple[Tensor, Tensor]]

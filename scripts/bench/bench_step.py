@@ -22,7 +22,7 @@ from bare_loop import BareLoop
 from our_loop import Batch, OurLoop, ReadyBatches, now
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer import build, environment
+from trainer import build, resolve
 from trainer.checks import AMP_DTYPES, DEVICES, OPT_LEVELS
 from trainer.config import TrainConfig
 from trainer.engine import LoopOptions
@@ -70,7 +70,7 @@ class Loops:
         asked = asked_config(args)
         group, _ = build.open_group(asked.device, asked.deterministic, asked.tf32, Session())
         self.device = group.device
-        self.config, _ = environment.resolve_config(asked, group.device, group.ranks, None)
+        self.config, _ = resolve.resolve_config(asked, group.device, group.ranks, None)
         self.stepper = build.build_stepper(self.config, group, new_weights=True).stepper
         self.batches = make_batches(self.config, self.device, self.stepper.precision.input_dtype)
         self.bare = BareLoop(self.config, self.device, LR)

@@ -11,7 +11,7 @@ import common
 import torch
 from torch import Tensor
 
-from trainer import build, environment
+from trainer import build, resolve
 from trainer.checks import AMP_DTYPES, CPU_HEAPS, DEVICES, OPT_LEVELS
 from trainer.config import TrainConfig
 from trainer.exits import Session
@@ -61,7 +61,7 @@ class BothFormats:
         group, self.threads = build.open_group(asked.device, asked.deterministic, asked.tf32, Session())
         self.device = group.device
         self.training = args.mode == "train"
-        self.config, _ = environment.resolve_config(asked, group.device, group.ranks, None)
+        self.config, _ = resolve.resolve_config(asked, group.device, group.ranks, None)
         self.steppers: dict[str, Stepper] = {}
         for name in FORMATS:
             config = self.config.replace(channels_last=name == CHANNELS_LAST)

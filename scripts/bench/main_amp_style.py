@@ -27,13 +27,13 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from data.decode import open_image
-from trainer import environment
+from trainer import environment, resolve
 from trainer.checks import AMP_DTYPES, DEVICES
 from trainer.config import TrainConfig
 from trainer.distributed import Ranks
-from trainer.environment import IMAGENET_MEAN, IMAGENET_STD
 from trainer.errors import UserError
 from trainer.memory_format import resolve_memory_format
+from trainer.resolve import IMAGENET_MEAN, IMAGENET_STD
 
 LEVELS = {"float32": "O0", "autocast": "O1", "half": "O2"}
 
@@ -121,7 +121,7 @@ def train(args: argparse.Namespace) -> tuple[float, int, float]:
         channels_last=args.memory_format == "channels_last",
         device=args.device,
     )
-    config, _ = environment.resolve_config(asked, device, Ranks(), None)
+    config, _ = resolve.resolve_config(asked, device, Ranks(), None)
     loop = BareLoop(config, device, args.lr)
     batches = StreamPrefetcher(loader, device, loop.half if args.precision == "half" else torch.float32)
     steps = args.steps or len(loader)
